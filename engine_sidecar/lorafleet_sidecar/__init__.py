@@ -1,0 +1,1 @@
+"""The sidecar of one engine pod: owns the arena, stages adapters, drives vLLM. No torch."""

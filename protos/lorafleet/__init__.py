@@ -1,0 +1,7 @@
+"""What operator, sidecar and plugin share: the wire contract and the pure adapter format.
+
+Nothing here does I/O and nothing here imports torch, vllm, kopf or numpy. Reading order:
+`errors`, `header`, `peft_config`, `profile`, `layout`, `preflight`, `digest`, `frames`.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,133 @@
+"""The error tree that operator and sidecar share.
+
+LorafleetError
+├── AdapterRejected        the adapter itself is wrong: terminal until its source or spec changes
+│   ├── InvalidAdapter     malformed file, config or tensor set
+│   ├── BaseModelMismatch  trained for another base model
+│   ├── RankTooHigh        a rank above the engine's max_lora_rank
+│   ├── DigestMismatch     content differs from what was promised
+│   └── TooLarge           needs more than a configured limit
+├── StagingError           the transfer, not the adapter: worth another try
+│   ├── StagingFull        the arena has no room now
+│   ├── TransferInterrupted  a stream broke, stalled, or sent what the plan does not hold
+│   └── StagingBusy        another stream is staging the same content
+└── EngineError
+    ├── EngineUnreachable  the sidecar or vLLM does not answer
+    ├── EngineRejected     vLLM answered and refused
+    ├── PluginInactive     an operation that needs the plugin, on an engine without it
+    └── NameTaken          the served name belongs to another adapter or to the base model
+
+Each class carries `reason` (the condition reason and the value of the gRPC trailing metadata
+key `lorafleet-reason`) and `terminal` (whether a retry without a change can help). The message
+is one line that names what was found and what was wanted.
+"""
+
+from __future__ import annotations
+
+
+class LorafleetError(Exception):
+    """Base of all expected failures; `str(error)` is one line for people."""
+
+    reason = "InternalError"
+    terminal = False
+
+
+class AdapterRejected(LorafleetError):
+    """The adapter itself is wrong; nothing was sent to an engine."""
+
+    reason = "InvalidAdapter"
+    terminal = True
+
+
+class InvalidAdapter(AdapterRejected):
+    """Raised for a malformed file, config or set of tensors."""
+
+
+class BaseModelMismatch(AdapterRejected):
+    """Raised when the adapter names another base model than the engine serves."""
+
+    reason = "BaseModelMismatch"
+
+
+class RankTooHigh(AdapterRejected):
+    """Raised when a rank is above the engine's max_lora_rank."""
+
+    reason = "RankTooHigh"
+
+
+class DigestMismatch(AdapterRejected):
+    """Raised when the content's digest is not the promised one."""
+
+    reason = "DigestMismatch"
+
+
+class TooLarge(AdapterRejected):
+    """Raised when the adapter can never fit a configured limit."""
+
+    reason = "TooLarge"
+
+
+class StagingError(LorafleetError):
+    """The transfer failed, not the adapter."""
+
+    reason = "TransferInterrupted"
+
+
+class StagingFull(StagingError):
+    """Raised when the arena has no room now and nothing may be evicted."""
+
+    reason = "StagingFull"
+
+
+class TransferInterrupted(StagingError):
+    """Raised when a stream breaks, stalls or sends what the chunk plan does not hold."""
+
+
+class StagingBusy(StagingError):
+    """Raised when another stream is staging the same content."""
+
+    reason = "Staging"
+
+
+class EngineError(LorafleetError):
+    """The engine, not the adapter or the transfer."""
+
+    reason = "EngineRejected"
+
+
+class EngineUnreachable(EngineError):
+    """Raised when the sidecar or its vLLM does not answer."""
+
+    reason = "EngineUnreachable"
+
+
+class EngineRejected(EngineError):
+    """Raised when vLLM answered and refused; carries its text."""
+
+
+class PluginInactive(EngineError):
+    """Raised when an operation needs the plugin and the engine runs without it."""
+
+    reason = "PluginInactive"
+
+
+class NameTaken(EngineError):
+    """Raised when a served name belongs to another adapter or to the base model."""
+
+    reason = "NameTaken"
+
+
+def leaves(root: type[LorafleetError] = LorafleetError) -> list[type[LorafleetError]]:
+    """Return `root` and every class below it, in definition order."""
+    found = [root]
+    for child in root.__subclasses__():
+        found.extend(leaves(child))
+    return found
+
+
+_BY_REASON = {cls.reason: cls for cls in reversed(leaves())}
+
+
+def from_reason(reason: str, message: str) -> LorafleetError:
+    """Return the error that travelled as (`reason`, `message`) over gRPC."""
+    return _BY_REASON.get(reason, LorafleetError)(message)
