@@ -11,11 +11,17 @@ LorafleetError
 │   ├── StagingFull        the arena has no room now
 │   ├── TransferInterrupted  a stream broke, stalled, or sent what the plan does not hold
 │   └── StagingBusy        another stream is staging the same content
-└── EngineError
-    ├── EngineUnreachable  the sidecar or vLLM does not answer
-    ├── EngineRejected     vLLM answered and refused
-    ├── PluginInactive     an operation that needs the plugin, on an engine without it
-    └── NameTaken          the served name belongs to another adapter or to the base model
+├── EngineError
+│   ├── EngineUnreachable  the sidecar or vLLM does not answer
+│   ├── EngineRejected     vLLM answered and refused
+│   ├── PluginInactive     an operation that needs the plugin, on an engine without it
+│   └── NameTaken          the served name belongs to another adapter or to the base model
+└── SourceError            where the adapter comes from, not what is in it
+    ├── SourceNotFound     a file, bucket, claim or address does not exist
+    ├── AccessDenied       credentials are missing, incomplete or refused
+    ├── SourceUnavailable  the server does not answer, breaks off or answers nonsense
+    ├── SourceChanged      the content moved between resolve and read: resolve again
+    └── PathNotAllowed     an address, path or link that the bounds forbid: terminal
 
 Each class carries `reason` (the condition reason and the value of the gRPC trailing metadata
 key `lorafleet-reason`) and `terminal` (whether a retry without a change can help). The message
@@ -115,6 +121,41 @@ class NameTaken(EngineError):
     """Raised when a served name belongs to another adapter or to the base model."""
 
     reason = "NameTaken"
+
+
+class SourceError(LorafleetError):
+    """The place the adapter comes from, not the adapter."""
+
+    reason = "SourceUnavailable"
+
+
+class SourceNotFound(SourceError):
+    """Raised when a file, bucket, claim or address does not exist."""
+
+    reason = "SourceNotFound"
+
+
+class AccessDenied(SourceError):
+    """Raised when credentials are missing, incomplete or refused; never carries them."""
+
+    reason = "AccessDenied"
+
+
+class SourceUnavailable(SourceError):
+    """Raised when the server does not answer, breaks off or answers nonsense."""
+
+
+class SourceChanged(SourceError):
+    """Raised when the content is no longer the resolved one; resolve again."""
+
+    reason = "SourceChanged"
+
+
+class PathNotAllowed(SourceError):
+    """Raised for an address, path or link that the configured bounds forbid."""
+
+    reason = "PathNotAllowed"
+    terminal = True
 
 
 def leaves(root: type[LorafleetError] = LorafleetError) -> list[type[LorafleetError]]:
