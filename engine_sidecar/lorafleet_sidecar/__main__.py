@@ -1,0 +1,6 @@
+"""`python -m lorafleet_sidecar`."""
+
+from lorafleet_sidecar.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Client of the plugin's control socket (docs/architecture.md, "The plugin's control socket")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from lorafleet.errors import EngineRejected, EngineUnreachable
+from lorafleet.profile import EngineProfile
+
+from lorafleet_sidecar.observed import EngineState, Handshake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Reads are answered from memory; a plugin that needs longer is stuck.
+_READ_SECONDS = 5.0
+_CONFLICT = 409
+
+
+class ControlSocket:
+    """Speaks to the plugin inside vLLM's API server.
+
+    Every method raises EngineUnreachable when nobody answers (the outcome of a write is then
+    unknown: read `state` before the next step) and EngineRejected with the plugin's own text.
+    """
+
+    def __init__(self, volume: Path, load_seconds: float) -> None:
+        self._volume = volume
+        self._load_seconds = load_seconds
+        self._path = volume / "run" / "engine.sock"
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(self._path)),
+            base_url="http://engine",
+            timeout=_READ_SECONDS,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def handshake(self) -> Handshake:
+        """Return who answers on the socket."""
+        return Handshake.from_json(await self._call("GET", "/v1/handshake"))
+
+    async def profile(self) -> EngineProfile:
+        """Return what the engine can take, as the plugin reads it from the model."""
+        response = await self._request("GET", "/v1/profile")
+        try:
+            return EngineProfile.from_json(response.text)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise EngineRejected(f"engine sent a profile that cannot be read: {error}") from error
+
+    async def state(self) -> EngineState:
+        """Return served names, loaded revisions and the workers' counters."""
+        return EngineState.from_json(await self._call("GET", "/v1/state"), self._volume)
+
+    async def load(self, served_name: str, digest: str, loader: str) -> int:
+        """Load a staged revision under a new id, not yet served; return the id."""
+        body = {"served_name": served_name, "digest": digest, "loader": loader}
+        answer = await self._call("POST", "/v1/load", body, self._load_seconds)
+        return int(answer["lora_int_id"])
+
+    async def publish(self, served_name: str, lora_int_id: int) -> int | None:
+        """Point `served_name` at a loaded id in one assignment; return the previous id."""
+        body = {"served_name": served_name, "lora_int_id": lora_int_id}
+        return _previous(await self._call("POST", "/v1/publish", body))
+
+    async def unpublish(self, served_name: str) -> int | None:
+        """Hide `served_name`; return the id that it pointed at."""
+        return _previous(await self._call("POST", "/v1/unpublish", {"served_name": served_name}))
+
+    async def pin(self, lora_int_id: int, *, pinned: bool) -> None:
+        """Keep an id out of the engine's LRU, or let it in again."""
+        await self._call("POST", "/v1/pin", {"lora_int_id": lora_int_id, "pinned": pinned})
+
+    async def unload(self, lora_int_id: int) -> bool:
+        """Remove an id from the engine. Return False while it is published or in flight."""
+        body = {"lora_int_id": lora_int_id}
+        response = await self._send("POST", "/v1/unload", body, self._load_seconds)
+        if response.status_code == _CONFLICT:
+            return False
+        _raise_for_status(response)
+        return True
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float = _READ_SECONDS,
+    ) -> dict[str, Any]:
+        response = await self._request(method, path, body, seconds)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise EngineRejected(f"engine sent no JSON for {path}") from error
+        if not isinstance(answer, dict):
+            raise EngineRejected(f"engine sent no JSON object for {path}")
+        return answer
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float = _READ_SECONDS,
+    ) -> httpx.Response:
+        response = await self._send(method, path, body, seconds)
+        _raise_for_status(response)
+        return response
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float
+    ) -> httpx.Response:
+        try:
+            return await self._http.request(method, path, json=body, timeout=seconds)
+        except httpx.ConnectError as error:
+            raise EngineUnreachable(
+                "no plugin answers on the control socket run/engine.sock"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise EngineUnreachable(f"engine did not answer {path} within {seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise EngineUnreachable(f"engine went away during {path}") from error
+
+
+def _previous(answer: dict[str, Any]) -> int | None:
+    previous = answer.get("previous")
+    return None if previous is None else int(previous)
+
+
+def _raise_for_status(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    try:
+        text = str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        text = " ".join(response.text.split())[:300]
+    # An empty text is never passed on: AssertionError of vLLM has none.
+    raise EngineRejected(text or f"engine refused with status {response.status_code} (no text)")

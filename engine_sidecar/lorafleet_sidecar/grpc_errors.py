@@ -1,0 +1,52 @@
+"""How errors of `lorafleet.errors` travel over gRPC: status code, one line, reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from lorafleet import errors
+
+log = logging.getLogger(__name__)
+
+REASON_KEY = "lorafleet-reason"
+
+STATUS: dict[type[errors.LorafleetError], grpc.StatusCode] = {
+    errors.LorafleetError: grpc.StatusCode.INTERNAL,
+    errors.AdapterRejected: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StagingError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StagingFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TransferInterrupted: grpc.StatusCode.ABORTED,
+    errors.StagingBusy: grpc.StatusCode.ABORTED,
+    errors.EngineError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.EngineUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.NameTaken: grpc.StatusCode.ALREADY_EXISTS,
+}
+"""Classes not named here have the status of the nearest class above them."""
+
+
+def status_of(error: errors.LorafleetError) -> grpc.StatusCode:
+    """Return the gRPC status of `error`."""
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.LorafleetError
+) -> NoReturn:
+    """End the call with the error's status, its line, and its reason as trailing metadata."""
+    await context.abort(status_of(error), str(error), ((REASON_KEY, error.reason),))
+    raise AssertionError("abort returned")  # it never does; this tells mypy
+
+
+async def abort_unexpected(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception
+) -> NoReturn:
+    """End the call for a fault of our own: the log has the trace, the client one line."""
+    log.error("unexpected failure", exc_info=error)
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    await abort(context, errors.LorafleetError(f"sidecar failed unexpectedly: {line}"))

@@ -1,0 +1,177 @@
+"""What the sidecar sees of its engine, as plain values. No I/O here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lorafleet.profile import EngineProfile
+
+_COUNTERS = frozenset(pb.WorkerMemory.DESCRIPTOR.fields_by_name)
+
+
+class Health(Enum):
+    """Whether the engine can take adapters; the values are those of the wire's EngineHealth."""
+
+    STARTING = pb.ENGINE_HEALTH_STARTING
+    READY = pb.ENGINE_HEALTH_READY
+    STOCK = pb.ENGINE_HEALTH_STOCK
+    REFUSED = pb.ENGINE_HEALTH_REFUSED
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """The plugin's introduction of its engine."""
+
+    instance: str
+    vllm_version: str
+    plugin_version: str
+    compat: str  # "ok", or why the plugin is not live
+    lora_enabled: bool
+    base_models: tuple[str, ...]
+    api_servers: int
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Handshake:
+        """Return the handshake of an answer. Raises KeyError for a missing field."""
+        return cls(
+            instance=str(raw["instance"]),
+            vllm_version=str(raw["vllm_version"]),
+            plugin_version=str(raw["plugin_version"]),
+            compat=str(raw["compat"]),
+            lora_enabled=bool(raw["lora_enabled"]),
+            base_models=tuple(raw["base_models"]),
+            api_servers=int(raw["api_servers"]),
+        )
+
+
+@dataclass(frozen=True)
+class EngineRevision:
+    """One LoRA id that the engine knows. `digest` and `loader` are empty when it is not ours."""
+
+    lora_int_id: int
+    served_name: str
+    digest: str
+    loader: str
+    in_flight: int
+    pinned: bool
+
+    @classmethod
+    def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
+        """Return the revision of a state entry; ours lie at `<volume>/revisions/<hex>/<loader>`."""
+        digest, loader = split_revision_path(str(raw["path"]), volume)
+        name = str(raw["revision"])
+        if digest:
+            name = name.rpartition("@")[0] or name
+        return cls(
+            lora_int_id=int(lora_int_id),
+            served_name=name,
+            digest=digest,
+            loader=loader,
+            in_flight=int(raw["in_flight"]),
+            pinned=bool(raw["pinned"]),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker process: which ids sit in its slots and in its registry, and its counters."""
+
+    rank: int
+    gpu: frozenset[int]
+    host: frozenset[int]
+    memory: pb.WorkerMemory
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> WorkerState:
+        """Return the worker of a state entry; counters that this version does not know are left out."""
+        memory = pb.WorkerMemory()
+        for name, value in raw.items():
+            if name == "seconds":
+                memory.seconds.update({str(phase): float(s) for phase, s in value.items()})
+            elif name in _COUNTERS:
+                setattr(memory, name, int(value))
+        return cls(
+            rank=int(raw["rank"]),
+            gpu=frozenset(int(each) for each in raw["gpu"]),
+            host=frozenset(int(each) for each in raw["host"]),
+            memory=memory,
+        )
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the engine serves and holds at one moment."""
+
+    instance: str
+    served: Mapping[str, int] = field(default_factory=dict)
+    revisions: Mapping[int, EngineRevision] = field(default_factory=dict)
+    workers: tuple[WorkerState, ...] = ()
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], volume: Path) -> EngineState:
+        """Return the state of an answer. Raises KeyError or ValueError for anything else."""
+        revisions = {
+            int(key): EngineRevision.from_json(key, value, volume)
+            for key, value in raw["revisions"].items()
+        }
+        return cls(
+            instance=str(raw["instance"]),
+            served={str(name): int(value) for name, value in raw["served"].items()},
+            revisions=revisions,
+            workers=tuple(WorkerState.from_json(each) for each in raw["workers"]),
+        )
+
+    def find(self, served_name: str, digest: str, loader: str) -> EngineRevision | None:
+        """Return the loaded revision of that name, content and loader, if there is one."""
+        for each in self.revisions.values():
+            if (each.served_name, each.digest, each.loader) == (served_name, digest, loader):
+                return each
+        return None
+
+    def tier(self, lora_int_id: int) -> pb.Tier:
+        """Return the best tier that every worker has the id in; STAGED when one lacks it."""
+        if self.workers and all(lora_int_id in each.gpu for each in self.workers):
+            return pb.TIER_GPU
+        if self.workers and all(lora_int_id in each.host | each.gpu for each in self.workers):
+            return pb.TIER_HOST
+        return pb.TIER_STAGED
+
+
+@dataclass(frozen=True)
+class ObservedEngine:
+    """The outcome of one look at the engine."""
+
+    health: Health
+    message: str = ""  # why health is not READY
+    plugin_message: str = ""  # why the plugin is not live
+    instance: str = ""
+    base_models: tuple[str, ...] = ()
+    profile: EngineProfile | None = None
+    state: EngineState | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether adapters can be loaded now."""
+        return self.health in (Health.READY, Health.STOCK)
+
+
+def split_revision_path(path: str, volume: Path, folder: str = "revisions") -> tuple[str, str]:
+    """Return (digest, last part) of a path below `<volume>/<folder>/<hex>`, or ("", "").
+
+    `plain/<hex>` has no last part: the loader is then "stock".
+    """
+    try:
+        parts = Path(path).relative_to(volume / folder).parts
+    except ValueError:
+        return "", ""
+    if not parts or len(parts[0]) != 64:
+        return "", ""
+    return f"sha256:{parts[0]}", parts[1] if len(parts) > 1 else "stock"
