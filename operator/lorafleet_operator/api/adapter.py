@@ -1,0 +1,178 @@
+"""LoRAAdapter: what people write about an adapter and what the operator reports."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from . import names, rules
+from .fields import BaseModelName, Conditions, Digest, Int32, Int64, LocalReference, Message
+from .meta import ApiModel, ObjectMeta
+from .rules import validations
+from .source import AdapterSource
+
+
+class PlacementPolicy(StrEnum):
+    """How many engines of the pool get the adapter."""
+
+    ALL = "All"
+    SPREAD = "Spread"
+
+
+class Loader(StrEnum):
+    """How the engine builds the adapter from the arena."""
+
+    DIRECT = "direct"
+    DEVICE = "device"
+
+
+class Tier(StrEnum):
+    """Where an engine's copy of an adapter is now."""
+
+    GPU = "gpu"  # in a slot
+    HOST = "host"  # registered with the engine, packed
+    STAGED = "staged"  # in the arena only
+    SOURCE = "source"  # not in this pod
+
+
+class Placement(ApiModel):
+    """Which engines of the pool get the adapter."""
+
+    policy: PlacementPolicy = PlacementPolicy.ALL
+    """All: every engine of the pool. Spread: `replicas` engines, those with fewest adapters."""
+    replicas: Int32 | None = Field(default=None, ge=1, le=1000)
+    """Number of engines for policy Spread; 1 if left out."""
+
+    model_config = ConfigDict(json_schema_extra=validations(rules.REPLICAS_NEED_SPREAD))
+
+    @model_validator(mode="after")
+    def _replicas_need_spread(self) -> Self:
+        if self.replicas is not None and self.policy is not PlacementPolicy.SPREAD:
+            raise ValueError(rules.REPLICAS_NEED_SPREAD.message)
+        return self
+
+
+class LoRAAdapterSpec(ApiModel):
+    """What the adapter is and where it should be served."""
+
+    base_model: BaseModelName
+    """Name of the base model that the adapter was trained for, as the engines serve it."""
+    pool_ref: LocalReference
+    """EnginePool whose engines serve the adapter."""
+    served_name: str | None = Field(
+        default=None,
+        max_length=1024,
+        json_schema_extra=validations(
+            rules.SERVED_NAME_LENGTH, rules.SERVED_NAME_PRINTABLE, rules.SERVED_NAME_PATH
+        ),
+    )
+    """What clients send as `model`, 1 to 253 characters; <namespace>/<name> if left out."""
+    source: AdapterSource
+    """Where the adapter's files are."""
+    placement: Placement = Field(default_factory=Placement, json_schema_extra={"default": {}})
+    """Which engines of the pool get the adapter."""
+    loader: Loader = Loader.DIRECT
+    """How engines build the adapter: direct (from the arena) or device (on the GPU)."""
+    pinned: bool = False
+    """Whether the adapter keeps a GPU slot of its own and is never evicted."""
+    revision_history_limit: Int32 = Field(default=2, ge=0, le=20)
+    """How many earlier revisions stay staged for a rollback."""
+    drain_timeout_seconds: Int32 = Field(default=60, ge=0, le=3600)
+    """Seconds that requests running on an old revision get to finish."""
+    allow_base_mismatch: bool = False
+    """Whether to load an adapter whose own config names another base model."""
+
+    @field_validator("served_name")
+    @classmethod
+    def _name_can_be_served(cls, name: str | None) -> str | None:
+        problem = None if name is None else names.served_name_problem(name)
+        if problem:
+            raise ValueError(problem)
+        return name
+
+
+class AdapterEngine(ApiModel):
+    """One engine that has, or should have, the adapter."""
+
+    pod_name: str = Field(max_length=253)
+    """Name of the engine's pod."""
+    engine: str = Field(default="", max_length=128)
+    """The engine's instance: changes with every start of its vLLM."""
+    digest: Digest = ""
+    """Revision that this engine has loaded or is loading."""
+    tier: Tier = Tier.SOURCE
+    """Where this engine's copy is: gpu, host, staged or source."""
+    published: bool = False
+    """Whether the served name points at this revision on this engine."""
+    in_flight: Int32 = Field(default=0, ge=0)
+    """Requests running on the adapter, those on a draining revision included."""
+    message: Message = ""
+    """What this engine waits for or complained about."""
+    last_transition_time: datetime | None = None
+    """When digest, tier or published last changed."""
+
+
+class LoRAAdapterStatus(ApiModel):
+    """What the operator has observed; written by it alone."""
+
+    observed_generation: Int64 | None = Field(default=None, ge=0)
+    """Generation of the spec that this status is about."""
+    digest: Digest = ""
+    """Revision that should be served: digest of the canonical content."""
+    fingerprint: str = Field(default="", max_length=512)
+    """Identity of the source's content when it was last read."""
+    served_name: str = Field(default="", max_length=1024)
+    """What clients send as `model`."""
+    size_bytes: Int64 | None = Field(default=None, ge=0)
+    """Bytes of host memory per engine."""
+    rank: Int32 | None = Field(default=None, ge=0)
+    """Largest rank of the adapter's modules."""
+    desired_engines: Int32 = Field(default=0, ge=0)
+    """Number of engines that should serve the adapter."""
+    ready_engines: Int32 = Field(default=0, ge=0)
+    """Number of those that serve the wanted revision under the served name."""
+    engines_summary: str = Field(default="", max_length=32)
+    """readyEngines/desiredEngines, for people."""
+    tier_summary: str = Field(default="", max_length=128)
+    """Tiers of the adapter's engines, for people: gpu, or gpu:2 staged:1 when they differ."""
+    engines: list[AdapterEngine] = Field(
+        default_factory=list,
+        max_length=names.MAX_STATUS_ENGINES,
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["podName"],
+        },
+    )
+    """The first hundred of the adapter's engines, those with trouble first."""
+    history: list[Digest] = Field(
+        default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Earlier revisions that stay staged, newest first."""
+    conditions: Conditions = Field(default_factory=list)
+    """SourceResolved, Placed, Loaded and Ready."""
+
+
+class LoRAAdapter(ApiModel):
+    """A LoRA adapter that engines of a pool serve beside their base model."""
+
+    metadata: ObjectMeta = Field(default_factory=ObjectMeta)
+    """Standard object metadata."""
+    spec: LoRAAdapterSpec
+    """What the adapter is and where it should be served."""
+    status: LoRAAdapterStatus = Field(default_factory=LoRAAdapterStatus)
+    """What the operator has observed."""
+
+    model_config = ConfigDict(json_schema_extra=validations(rules.NAME_FITS))
+
+    @property
+    def key(self) -> str:
+        """Return `<namespace>/<name>`, the adapter's identity in plans, messages and sidecars."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def served_name(self) -> str:
+        """Return what clients send as `model`."""
+        return self.spec.served_name or names.default_served_name(
+            self.metadata.namespace, self.metadata.name
+        )

@@ -1,0 +1,244 @@
+"""What the operator says about a resource: condition types, reasons, and how they are merged.
+
+A failure is a condition with a typed reason, never a phase. `OUTCOMES` is the one table that
+turns an error into (condition, reason, terminal); a test holds it against lorafleet/errors.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from lorafleet import errors
+
+from .meta import MAX_MESSAGE, Condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+
+class ConditionType(StrEnum):
+    """What is observed. All are positive: True is good. The order is that of the flow."""
+
+    SOURCE_RESOLVED = "SourceResolved"
+    """The source was read and its content fits the pool's engines."""
+    PLACED = "Placed"
+    """Enough engines were found for the adapter."""
+    LOADED = "Loaded"
+    """Every chosen engine holds the wanted revision."""
+    READY = "Ready"
+    """Every chosen engine serves the wanted revision under the served name."""
+
+    ENGINES_READY = "EnginesReady"
+    """Pool: every engine takes adapters."""
+    PLUGIN_ACTIVE = "PluginActive"
+    """Pool: every engine's vLLM runs the plugin."""
+
+
+ADAPTER_CONDITIONS: Final = (
+    ConditionType.SOURCE_RESOLVED,
+    ConditionType.PLACED,
+    ConditionType.LOADED,
+    ConditionType.READY,
+)
+POOL_CONDITIONS: Final = (ConditionType.ENGINES_READY, ConditionType.PLUGIN_ACTIVE)
+
+
+class Reason(StrEnum):
+    """Why, in one word for programs; the message beside it is for people."""
+
+    # SourceResolved
+    RESOLVED = "Resolved"
+    """The source was read; status.digest names its content."""
+    RESOLVING = "Resolving"
+    """The source has not been read yet for this spec."""
+    SOURCE_NOT_FOUND = "SourceNotFound"
+    """The bucket, folder, file or Secret does not exist."""
+    ACCESS_DENIED = "AccessDenied"
+    """The source refused the credentials, or wants some and has none."""
+    PATH_NOT_ALLOWED = "PathNotAllowed"
+    """A path or link leads out of the adapter's own folder or an allowed root."""
+    SOURCE_UNAVAILABLE = "SourceUnavailable"
+    """The source does not answer or breaks off; tried again."""
+    SOURCE_CHANGED = "SourceChanged"
+    """The content changed while it was read; read again."""
+    INVALID_ADAPTER = "InvalidAdapter"
+    """A file, the config or a tensor is wrong, or fits no engine of the pool."""
+    BASE_MODEL_MISMATCH = "BaseModelMismatch"
+    """The adapter or its spec names another base model than the pool serves."""
+    RANK_TOO_HIGH = "RankTooHigh"
+    """The adapter's rank is above every engine's max_lora_rank."""
+    DIGEST_MISMATCH = "DigestMismatch"
+    """The content is not what was promised."""
+    TOO_LARGE = "TooLarge"
+    """The adapter is larger than a limit, such as every engine's arena."""
+
+    # Placed
+    PLACED = "Placed"
+    """All wanted engines are chosen."""
+    POOL_NOT_FOUND = "PoolNotFound"
+    """The EnginePool of spec.poolRef does not exist."""
+    NO_MATCHING_ENGINES = "NoMatchingEngines"
+    """No engine of the pool can take the adapter; the message says why for each."""
+    NO_CAPACITY = "NoCapacity"
+    """Fewer engines than wanted have room; those that have are used."""
+
+    # Loaded
+    LOADED = "Loaded"
+    """Every chosen engine holds the wanted revision."""
+    STAGING = "Staging"
+    """Tensors are on their way to the engines."""
+    LOADING = "Loading"
+    """Engines are loading the staged revision."""
+    STAGING_FULL = "StagingFull"
+    """An engine's arena has no room now and nothing in it may be evicted."""
+    TRANSFER_INTERRUPTED = "TransferInterrupted"
+    """A transfer broke; it resumes where it stopped."""
+    ENGINE_UNREACHABLE = "EngineUnreachable"
+    """A sidecar or its vLLM does not answer."""
+    ENGINE_REJECTED = "EngineRejected"
+    """vLLM refused; the message carries its text."""
+    PLUGIN_INACTIVE = "PluginInactive"
+    """What the spec asks for needs the plugin, which is not live in an engine."""
+    NAME_TAKEN = "NameTaken"
+    """The served name belongs to another adapter or to the base model."""
+    INTERNAL_ERROR = "InternalError"
+    """A fault of the operator or the sidecar; its log says more."""
+
+    # Ready
+    READY = "Ready"
+    """All is as the spec wants it."""
+    WAITING = "Waiting"
+    """An earlier condition has to become True first."""
+    PAUSED = "Paused"
+    """The annotation lorafleet.dev/paused keeps the operator from acting."""
+
+    # Pools
+    ENGINES_READY = "EnginesReady"
+    """Every engine of the pool takes adapters."""
+    ENGINES_STARTING = "EnginesStarting"
+    """An engine's vLLM does not answer yet."""
+    ENGINE_REFUSED = "EngineRefused"
+    """An engine cannot take adapters, for example without --enable-lora."""
+    PLUGIN_ACTIVE = "PluginActive"
+    """Every engine runs the plugin."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an error means for its adapter.
+
+    `terminal`: only a change of the source or the spec can help, so nothing is retried.
+    """
+
+    condition: ConditionType
+    reason: Reason
+    terminal: bool
+
+
+OUTCOMES: Final[dict[type[errors.LorafleetError], Outcome]] = {
+    errors.LorafleetError: Outcome(ConditionType.LOADED, Reason.INTERNAL_ERROR, False),
+    errors.AdapterRejected: Outcome(ConditionType.SOURCE_RESOLVED, Reason.INVALID_ADAPTER, True),
+    errors.InvalidAdapter: Outcome(ConditionType.SOURCE_RESOLVED, Reason.INVALID_ADAPTER, True),
+    errors.BaseModelMismatch: Outcome(
+        ConditionType.SOURCE_RESOLVED, Reason.BASE_MODEL_MISMATCH, True
+    ),
+    errors.RankTooHigh: Outcome(ConditionType.SOURCE_RESOLVED, Reason.RANK_TOO_HIGH, True),
+    errors.DigestMismatch: Outcome(ConditionType.SOURCE_RESOLVED, Reason.DIGEST_MISMATCH, True),
+    errors.TooLarge: Outcome(ConditionType.SOURCE_RESOLVED, Reason.TOO_LARGE, True),
+    errors.StagingError: Outcome(ConditionType.LOADED, Reason.TRANSFER_INTERRUPTED, False),
+    errors.StagingFull: Outcome(ConditionType.LOADED, Reason.STAGING_FULL, False),
+    errors.TransferInterrupted: Outcome(ConditionType.LOADED, Reason.TRANSFER_INTERRUPTED, False),
+    errors.StagingBusy: Outcome(ConditionType.LOADED, Reason.STAGING, False),
+    errors.EngineError: Outcome(ConditionType.LOADED, Reason.ENGINE_REJECTED, False),
+    errors.EngineUnreachable: Outcome(ConditionType.LOADED, Reason.ENGINE_UNREACHABLE, False),
+    errors.EngineRejected: Outcome(ConditionType.LOADED, Reason.ENGINE_REJECTED, False),
+    errors.PluginInactive: Outcome(ConditionType.LOADED, Reason.PLUGIN_INACTIVE, False),
+    errors.NameTaken: Outcome(ConditionType.LOADED, Reason.NAME_TAKEN, False),
+    errors.SourceError: Outcome(ConditionType.SOURCE_RESOLVED, Reason.SOURCE_UNAVAILABLE, False),
+    errors.SourceNotFound: Outcome(ConditionType.SOURCE_RESOLVED, Reason.SOURCE_NOT_FOUND, False),
+    errors.AccessDenied: Outcome(ConditionType.SOURCE_RESOLVED, Reason.ACCESS_DENIED, False),
+    errors.SourceUnavailable: Outcome(
+        ConditionType.SOURCE_RESOLVED, Reason.SOURCE_UNAVAILABLE, False
+    ),
+    errors.SourceChanged: Outcome(ConditionType.SOURCE_RESOLVED, Reason.SOURCE_CHANGED, False),
+    errors.PathNotAllowed: Outcome(ConditionType.SOURCE_RESOLVED, Reason.PATH_NOT_ALLOWED, True),
+}
+
+
+def outcome_of(error: errors.LorafleetError) -> Outcome:
+    """Return what `error` means; a class without an entry means what its nearest parent does."""
+    return next(OUTCOMES[cls] for cls in type(error).__mro__ if cls in OUTCOMES)
+
+
+def condition(
+    type_: ConditionType,
+    status: bool | None,
+    reason: Reason,
+    message: str,
+    *,
+    generation: int | None,
+    now: datetime,
+) -> Condition:
+    """Return one observation; `status` None is Unknown, `now` an aware time, kept to the second.
+
+    The message becomes one line, cut to what the API stores.
+    """
+    return Condition(
+        type=type_,
+        status="Unknown" if status is None else "True" if status else "False",
+        observed_generation=generation,
+        last_transition_time=now.replace(microsecond=0),
+        reason=reason,
+        message=" ".join(message.split())[:MAX_MESSAGE],
+    )
+
+
+def merge_conditions(
+    existing: Sequence[Condition], observed: Iterable[Condition]
+) -> list[Condition]:
+    """Return `existing` with `observed` in place of conditions of the same type.
+
+    An unchanged status keeps its lastTransitionTime, whatever else changed; types that were not
+    observed stay as they are. Sorted in the order of ConditionType, unknown types last by name.
+    """
+    merged = {condition.type: condition for condition in existing}
+    for new in observed:
+        old = merged.get(new.type)
+        if old is not None and old.status == new.status:
+            kept = {"last_transition_time": old.last_transition_time}
+            merged[new.type] = new.model_copy(update=kept)
+        else:
+            merged[new.type] = new
+    rank = {type_.value: position for position, type_ in enumerate(ConditionType)}
+    return sorted(merged.values(), key=lambda c: (rank.get(c.type, len(rank)), c.type))
+
+
+def ready_condition(
+    observed: Iterable[Condition], *, generation: int | None, now: datetime
+) -> Condition:
+    """Return `Ready`: True, or the reason and message of the first condition that is not True.
+
+    `observed` holds SourceResolved, Placed and Loaded; one that is missing counts as Unknown.
+    """
+    by_type = {condition.type: condition for condition in observed}
+    for type_ in ADAPTER_CONDITIONS[:-1]:
+        found = by_type.get(type_)
+        if found is None:
+            text = f"{type_} is not known yet"
+            return condition(
+                ConditionType.READY, None, Reason.WAITING, text, generation=generation, now=now
+            )
+        if found.status != "True":
+            return found.model_copy(
+                update={
+                    "type": ConditionType.READY.value,
+                    "status": "False" if found.status == "False" else "Unknown",
+                    "observed_generation": generation,
+                    "last_transition_time": now.replace(microsecond=0),
+                }
+            )
+    text = "all engines serve the wanted revision"
+    return condition(ConditionType.READY, True, Reason.READY, text, generation=generation, now=now)

@@ -1,0 +1,43 @@
+"""Field types that the resources share: bounded strings, integers with a format, references."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from . import rules
+from .meta import ApiModel, Condition
+from .rules import validations
+
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+Digest = Annotated[str, Field(max_length=71)]
+Message = Annotated[str, Field(max_length=1024)]
+Conditions = Annotated[
+    list[Condition],
+    Field(
+        max_length=16,
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    ),
+]
+Int32 = Annotated[int, Field(json_schema_extra={"format": "int32"})]
+Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+BaseModelName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=512,
+        json_schema_extra=validations(rules.BASE_MODEL_IMMUTABLE, rules.PRINTABLE),
+    ),
+]
+
+
+class LocalReference(ApiModel):
+    """The name of an object in the same namespace."""
+
+    name: ObjectName
+    """Name of the object, which must be in this object's own namespace."""

@@ -1,0 +1,72 @@
+"""Every name that the API promises, and the rules for names that people choose."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+GROUP: Final = "lorafleet.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+ADAPTER_KIND: Final = "LoRAAdapter"
+ADAPTER_PLURAL: Final = "loraadapters"
+ADAPTER_SHORT: Final = "lora"
+
+POOL_KIND: Final = "EnginePool"
+POOL_PLURAL: Final = "enginepools"
+POOL_SHORT: Final = "lpool"
+
+FINALIZER: Final = f"{GROUP}/unload"
+"""Held on an adapter until every engine that still exists has unloaded it."""
+
+LABEL_ENGINE_POOL: Final = f"{GROUP}/engine-pool"
+"""Suggested label of engine pods: the name of their EnginePool."""
+
+LABEL_BASE_MODEL: Final = f"{GROUP}/base-model"
+"""Suggested label of engine pods: their base model, in a form that labels allow."""
+
+ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+"""Value "true" on an adapter: the operator observes and reports, and changes nothing."""
+
+ANNOTATION_PREFIX: Final = GROUP
+"""Prefix for what the operator's framework stores on objects."""
+
+MAX_SERVED_NAME: Final = 253
+MAX_STATUS_ENGINES: Final = 100
+"""Longest list of engines in a status; counts beside the list stay exact (etcd limits objects)."""
+
+
+def default_served_name(namespace: str, name: str) -> str:
+    """Return what clients send as `model` unless spec.servedName says otherwise."""
+    return f"{namespace}/{name}"
+
+
+def served_name_problem(name: str) -> str | None:
+    """Return why `name` cannot be served, in one line, or None. Same rule as the CRD's."""
+    if not 1 <= len(name) <= MAX_SERVED_NAME:
+        return f"invalid adapter name: has {len(name)} characters, expected 1 to {MAX_SERVED_NAME}"
+    if any(unicodedata.category(char) in _UNPRINTABLE for char in name):
+        return f"invalid adapter name: {name!r} has characters that cannot be printed"
+    if name != name.strip():
+        return f"invalid adapter name: {name!r} begins or ends with a space"
+    if name.startswith("/"):
+        return f"invalid adapter name: {name!r} begins with /"
+    if ".." in name.split("/"):
+        return f"invalid adapter name: {name!r} has a .. segment"
+    return None
+
+
+def relative_path_problem(path: str) -> str | None:
+    """Return why `path` is not a path below a root, in one line, or None. Same as the CRD's."""
+    if path.startswith("/"):
+        return f"path {path!r} begins with /, expected a relative path"
+    if ".." in path.split("/"):
+        return f"path {path!r} has a .. segment, expected a path below the volume's root"
+    if any(unicodedata.category(char) in _UNPRINTABLE for char in path):
+        return f"path {path!r} has characters that cannot be printed"
+    return None
+
+
+# Control, format, surrogate, private use, line and paragraph separators.
+_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})

@@ -1,0 +1,133 @@
+"""EnginePool: which pods are engines, and what the operator sees of them."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from . import names, rules
+from .fields import DNS_LABEL, BaseModelName, Conditions, Int32, Int64, Message
+from .meta import ApiModel, ObjectMeta
+from .quantity import to_bytes
+from .rules import validations
+
+
+class EngineSelector(ApiModel):
+    """Which pods are engines of the pool."""
+
+    match_labels: dict[
+        Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]
+    ] = Field(
+        max_length=32,
+        json_schema_extra=validations(rules.SELECTOR_NOT_EMPTY),
+    )
+    """Labels that all engine pods carry, with their values."""
+
+
+class EnginePoolSpec(ApiModel):
+    """Which pods are engines, and how to reach and bound them."""
+
+    selector: EngineSelector
+    """Which pods of this namespace are engines of the pool."""
+    base_model: BaseModelName
+    """Name of the base model that the engines serve."""
+    sidecar_port: Int32 = Field(default=7070, ge=1, le=65535)
+    """Port of the sidecar's gRPC service in each engine pod."""
+    engine_container: str = Field(default="vllm", min_length=1, max_length=63, pattern=DNS_LABEL)
+    """Name of the container that runs vLLM."""
+    host_memory_budget: str | int | None = Field(
+        default=None,
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 32,
+            **validations(rules.POSITIVE_QUANTITY),
+        },
+    )
+    """Most arena bytes that placement uses on one engine; its whole arena if left out."""
+
+    @field_validator("host_memory_budget")
+    @classmethod
+    def _is_quantity(cls, budget: str | int | None) -> str | int | None:
+        if budget is not None:
+            to_bytes(budget)
+        return budget
+
+    @property
+    def host_memory_budget_bytes(self) -> int | None:
+        """Return the budget in bytes, None for the whole arena."""
+        return None if self.host_memory_budget is None else to_bytes(self.host_memory_budget)
+
+
+class EngineHealth(StrEnum):
+    """What an engine's sidecar says of it; the names of the wire without their prefix."""
+
+    UNREACHABLE = "Unreachable"  # the sidecar does not answer
+    STARTING = "Starting"  # vLLM does not answer yet
+    READY = "Ready"  # plugin live
+    STOCK = "Stock"  # serving, plugin not live: vLLM's own load path
+    REFUSED = "Refused"  # cannot take adapters; the message says why
+
+
+class PoolEngine(ApiModel):
+    """One engine of the pool."""
+
+    pod_name: str = Field(max_length=253)
+    """Name of the engine's pod."""
+    engine: str = Field(default="", max_length=128)
+    """The engine's instance: changes with every start of its vLLM."""
+    health: EngineHealth = EngineHealth.UNREACHABLE
+    """Unreachable, Starting, Ready, Stock or Refused."""
+    message: Message = ""
+    """Why the engine is not Ready."""
+    max_loras: Int32 = Field(default=0, ge=0)
+    """GPU slots of the engine (vLLM's max_loras)."""
+    max_cpu_loras: Int32 = Field(default=0, ge=0)
+    """Adapters that the engine keeps ready in host memory (vLLM's max_cpu_loras)."""
+    loaded: Int32 = Field(default=0, ge=0)
+    """Adapters that the engine has loaded."""
+    arena_used_bytes: Int64 = Field(default=0, ge=0)
+    """Bytes of staged revisions in the engine's arena."""
+    arena_limit_bytes: Int64 = Field(default=0, ge=0)
+    """Size of the engine's arena in bytes."""
+
+
+class EnginePoolStatus(ApiModel):
+    """What the operator has observed; written by it alone."""
+
+    observed_generation: Int64 | None = Field(default=None, ge=0)
+    """Generation of the spec that this status is about."""
+    total_engines: Int32 = Field(default=0, ge=0)
+    """Pods that the selector finds."""
+    ready_engines: Int32 = Field(default=0, ge=0)
+    """Engines that take adapters, with or without the plugin."""
+    plugin_engines: Int32 = Field(default=0, ge=0)
+    """Engines whose vLLM runs the plugin."""
+    engines_summary: str = Field(default="", max_length=32)
+    """readyEngines/totalEngines, for people."""
+    engines: list[PoolEngine] = Field(
+        default_factory=list,
+        max_length=names.MAX_STATUS_ENGINES,
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["podName"],
+        },
+    )
+    """The first hundred engines of the pool, those with trouble first."""
+    conditions: Conditions = Field(default_factory=list)
+    """EnginesReady and PluginActive."""
+
+
+class EnginePool(ApiModel):
+    """A set of vLLM engine pods that serve one base model and take LoRA adapters."""
+
+    metadata: ObjectMeta = Field(default_factory=ObjectMeta)
+    """Standard object metadata."""
+    spec: EnginePoolSpec
+    """Which pods are engines, and how to reach and bound them."""
+    status: EnginePoolStatus = Field(default_factory=EnginePoolStatus)
+    """What the operator has observed."""
+
+    @property
+    def key(self) -> str:
+        """Return `<namespace>/<name>`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"

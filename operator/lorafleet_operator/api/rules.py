@@ -1,0 +1,95 @@
+"""The CEL rules of the custom resources.
+
+The API server evaluates them at every write, so a person learns at once what is wrong. Each rule
+carries the text that this person sees: what was found wrong and what to write instead.
+`Rule.schema()` is the entry of `x-kubernetes-validations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+# RE2 classes of characters that nobody can see; names.py holds the same rule for Python.
+_PRINTABLE: Final = r"^[^\\p{C}\\p{Zl}\\p{Zp}]*$"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One CEL expression over `self` (and `oldSelf`) and the message of its refusal."""
+
+    rule: str
+    message: str
+
+    def schema(self) -> dict[str, str]:
+        """Return the entry for `x-kubernetes-validations`."""
+        return {"rule": self.rule, "message": self.message}
+
+
+def validations(*rules: Rule) -> dict[str, Any]:
+    """Return the schema keyword that holds `rules`, for json_schema_extra."""
+    return {"x-kubernetes-validations": [rule.schema() for rule in rules]}
+
+
+BASE_MODEL_IMMUTABLE: Final = Rule(
+    "self == oldSelf",
+    "baseModel cannot be changed; delete this object and create a new one for the other base model",
+)
+
+NAME_FITS: Final = Rule(
+    "has(self.spec.servedName) || size(self.metadata.name) <= 189",
+    "invalid adapter name: <namespace>/<name> may exceed 253 characters; set spec.servedName",
+)
+
+SERVED_NAME_LENGTH: Final = Rule(
+    "size(self) >= 1 && size(self) <= 253",
+    "invalid adapter name: servedName must have 1 to 253 characters",
+)
+SERVED_NAME_PRINTABLE: Final = Rule(
+    f"self.matches('{_PRINTABLE}') && self == self.trim()",
+    "invalid adapter name: servedName must be printable, without a space at its ends",
+)
+SERVED_NAME_PATH: Final = Rule(
+    "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+    "invalid adapter name: servedName must not begin with / nor hold a .. segment",
+)
+
+ONE_SOURCE: Final = Rule(
+    "[has(self.s3), has(self.http), has(self.persistentVolumeClaim)]"
+    ".filter(present, present).size() == 1",
+    "give exactly one of source.s3, source.http and source.persistentVolumeClaim",
+)
+VOLUME_NEEDS_NO_SECRET: Final = Rule(
+    "!has(self.persistentVolumeClaim) || !has(self.credentialsSecretRef)",
+    "credentialsSecretRef has no use with persistentVolumeClaim; remove it",
+)
+
+RELATIVE_PATH: Final = Rule(
+    "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+    "must be a relative path without .. segments",
+)
+PRINTABLE: Final = Rule(f"self.matches('{_PRINTABLE}')", "must hold printable characters only")
+
+HTTP_URL: Final = Rule(
+    "isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != ''",
+    "must be a URL such as https://host/path",
+)
+NO_USER_IN_URL: Final = Rule(
+    "!self.matches('^[a-zA-Z]+://[^/?#]*@')",
+    "must not hold a user or password; put them into the Secret of source.credentialsSecretRef",
+)
+
+REPLICAS_NEED_SPREAD: Final = Rule(
+    "!has(self.replicas) || self.policy == 'Spread'",
+    "placement.replicas is for policy Spread; policy All takes every engine of the pool",
+)
+
+SELECTOR_NOT_EMPTY: Final = Rule(
+    "size(self) >= 1",
+    "selector.matchLabels needs at least one label; an empty one would take every pod",
+)
+POSITIVE_QUANTITY: Final = Rule(
+    "type(self) == int ? self > 0"
+    " : isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+    "must be a positive quantity of bytes such as 8Gi",
+)

@@ -1,0 +1,53 @@
+"""The resources of lorafleet.dev/v1alpha1: import them from here.
+
+The CRDs in crds/ are generated from these classes (schema.py); docstrings become the
+descriptions of `kubectl explain`. Bounds keep a spec below 64 KiB and a status below what the
+API server stores. What CEL checks at the API server (rules.py) the models check too, so that
+`lorafleet-operator plan -f FILE` refuses what the API server would refuse.
+"""
+
+from .adapter import (
+    AdapterEngine,
+    Loader,
+    LoRAAdapter,
+    LoRAAdapterSpec,
+    LoRAAdapterStatus,
+    Placement,
+    PlacementPolicy,
+    Tier,
+)
+from .fields import LocalReference
+from .meta import Condition, ObjectMeta
+from .pool import (
+    EngineHealth,
+    EnginePool,
+    EnginePoolSpec,
+    EnginePoolStatus,
+    EngineSelector,
+    PoolEngine,
+)
+from .source import AdapterSource, HttpSource, S3Source, VolumeSource
+
+__all__ = [
+    "AdapterEngine",
+    "AdapterSource",
+    "Condition",
+    "EngineHealth",
+    "EnginePool",
+    "EnginePoolSpec",
+    "EnginePoolStatus",
+    "EngineSelector",
+    "HttpSource",
+    "LoRAAdapter",
+    "LoRAAdapterSpec",
+    "LoRAAdapterStatus",
+    "Loader",
+    "LocalReference",
+    "ObjectMeta",
+    "Placement",
+    "PlacementPolicy",
+    "PoolEngine",
+    "S3Source",
+    "Tier",
+    "VolumeSource",
+]

@@ -1,0 +1,155 @@
+"""The typed resources: defaults, refusals, and the form that goes back to the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lorafleet_operator.api import names
+from lorafleet_operator.api.quantity import to_bytes
+from lorafleet_operator.api.v1alpha1 import (
+    EnginePool,
+    LoRAAdapter,
+    LoRAAdapterStatus,
+    Placement,
+)
+from pydantic import ValidationError
+
+
+def adapter(**spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "sql", "namespace": "team-a", "uid": "u", "generation": 1},
+        "spec": {
+            "baseModel": "tiny/qwen3",
+            "poolRef": {"name": "main"},
+            "source": {"http": {"url": "https://models/sql/"}},
+            **spec,
+        },
+    }
+
+
+def pool(**spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "main", "namespace": "team-a"},
+        "spec": {"baseModel": "b", "selector": {"matchLabels": {"app": "vllm"}}, **spec},
+    }
+
+
+def test_defaults_are_those_of_the_crd() -> None:
+    spec = LoRAAdapter.model_validate(adapter()).spec
+    assert spec.to_api() == {
+        "baseModel": "tiny/qwen3",
+        "poolRef": {"name": "main"},
+        "source": {"http": {"url": "https://models/sql/"}, "pollIntervalSeconds": 60},
+        "placement": {"policy": "All"},
+        "loader": "direct",
+        "pinned": False,
+        "revisionHistoryLimit": 2,
+        "drainTimeoutSeconds": 60,
+        "allowBaseMismatch": False,
+    }
+
+
+def test_served_name_is_namespace_and_name_unless_the_spec_says_otherwise() -> None:
+    assert LoRAAdapter.model_validate(adapter()).served_name == "team-a/sql"
+    assert LoRAAdapter.model_validate(adapter(servedName="sql v2")).served_name == "sql v2"
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    newer = adapter(color="red")
+    newer["status"] = {"mood": "good", "rank": 4}
+    assert LoRAAdapter.model_validate(newer).status.rank == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"source": {}}, "exactly one of"),
+        (
+            {"source": {"http": {"url": "http://a"}, "s3": {"bucket": "abc"}}},
+            "exactly one of",
+        ),
+        ({"source": {"http": {"url": "ftp://a"}}}, "must be a URL"),
+        (
+            {
+                "source": {
+                    "persistentVolumeClaim": {"claimName": "c"},
+                    "credentialsSecretRef": {"name": "s"},
+                }
+            },
+            "no use with persistentVolumeClaim",
+        ),
+        ({"source": {"persistentVolumeClaim": {"claimName": "c", "path": "a/../b"}}}, ".. segment"),
+        ({"source": {"persistentVolumeClaim": {"claimName": "c", "path": "/a"}}}, "begins with /"),
+        ({"source": {"s3": {"bucket": "abc", "prefix": "../x"}}}, ".. segment"),
+        ({"placement": {"replicas": 2}}, "policy Spread"),
+        ({"servedName": ".."}, "invalid adapter name"),
+        ({"loader": "magic"}, "direct"),
+    ],
+)
+def test_wrong_specs_are_refused_with_a_reason(spec: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        LoRAAdapter.model_validate(adapter(**spec))
+    assert problem in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "org/adapter",
+        "org_adapter",
+        "org/adapter@v2",
+        "Org/Adapter",
+        "with space",
+        "ünïcode",
+        "a..b",
+        "x" * 253,
+    ],
+)
+def test_names_that_can_be_served(name: str) -> None:
+    assert names.served_name_problem(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "..", "../../etc", "a/../b", "/abs", "x" * 254, "new\nline", "nul\0", " edge", "a\u202eb"],
+)
+def test_names_that_cannot_be_served(name: str) -> None:
+    assert str(names.served_name_problem(name)).startswith("invalid adapter name: ")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [(1024, 1024), ("1Ki", 1024), ("8Gi", 8 << 30), ("1.5k", 1500), ("1e3", 1000), ("1500m", 2)],
+)
+def test_quantities_in_bytes(quantity: str | int, number: int) -> None:
+    assert to_bytes(quantity) == number
+
+
+@pytest.mark.parametrize("quantity", ["", "8 Gi", "Gi", "-1", "0", 0, -5, "8GB", "0x10"])
+def test_what_is_no_positive_quantity(quantity: str | int) -> None:
+    with pytest.raises(ValueError, match="quantity"):
+        to_bytes(quantity)
+
+
+def test_pool_defaults_and_budget() -> None:
+    spec = EnginePool.model_validate(pool(hostMemoryBudget="2Gi")).spec
+    assert (spec.sidecar_port, spec.engine_container) == (7070, "vllm")
+    assert spec.host_memory_budget_bytes == 2 << 30
+    assert EnginePool.model_validate(pool()).spec.host_memory_budget_bytes is None
+
+
+def test_patch_removes_fields_that_lost_their_value() -> None:
+    status = LoRAAdapterStatus.model_validate(
+        {"rank": 8, "engines": [{"podName": "p", "tier": "gpu"}]}
+    )
+    patch = status.model_copy(update={"rank": None}).to_patch()
+    assert patch["rank"] is None
+    assert patch["sizeBytes"] is None
+    assert "lastTransitionTime" not in patch["engines"][0]
+
+
+def test_placement_may_name_replicas_only_to_spread() -> None:
+    placement = Placement.model_validate({"policy": "Spread", "replicas": 2})
+    assert placement.to_api() == {"policy": "Spread", "replicas": 2}
