@@ -5,7 +5,7 @@ setup:
 	@hack/setup
 
 demo: setup
-	@.venv/bin/python hack/demo.py
+	@PYTHONPATH=hack .venv/bin/python -m demo
 
 test: setup
 	@hack/check
