@@ -7,14 +7,25 @@ returns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+import asyncio
+import json
+import secrets
+import shutil
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from lorafleet.errors import StagingFull, TooLarge
 
-    from lorafleet_sidecar.changes import Changes
+from lorafleet_sidecar import healing, index, plain
+from lorafleet_sidecar.allocator import ALIGNMENT, Allocator, Extent, aligned, choose_victims
+from lorafleet_sidecar.arena import Arena, ArenaError
+from lorafleet_sidecar.changes import Changes
+from lorafleet_sidecar.crashpoint import crash_at
+from lorafleet_sidecar.paths import REVISIONS, STAGING, hex_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -35,45 +46,93 @@ class ArenaUsageInfo:
     """Bytes of the arena: `used + reserved + free == limit`, `in_use <= used`."""
 
     limit: int
-    used: int  # committed extents and plain exports
+    used: int  # committed extents, plain exports and quarantine
     reserved: int  # stagings in progress or waiting for their resume
-    in_use: int  # held extents and plain exports
+    in_use: int  # held extents, plain exports and quarantine
     largest_free: int
 
 
 class RevisionStore:
-    """Committed revisions of one volume, and the arena they lie in."""
+    """Committed revisions of one volume, and the arena they lie in.
 
-    changes: Changes  # notified after each change of revisions, usage or stagings
+    `changes` is notified after each change of revisions, usage, holds or stagings.
+    """
+
+    def __init__(self, volume: Path, arena: Arena, state: index.IndexState) -> None:
+        self.volume = volume
+        self.arena = arena
+        self.changes = Changes()
+        self._state = state
+        self._room = Allocator(arena.size)
+        for extent in state.extents():
+            self._room.take(extent)
+        self._holds: set[str] | None = None  # None: not told yet, all are held
+        self._plain_lock = asyncio.Lock()
 
     @classmethod
-    def open(cls, volume: Path, limit_bytes: int, *, staging_ttl_seconds: float = 900.0) -> Self:
+    def open(cls, volume: Path, limit_bytes: int) -> Self:
         """Open or make the volume's arena and index; heals whatever a kill left behind.
 
-        A damaged index gives one warning and an empty store. Raises `ArenaError` if the volume
-        cannot hold `limit_bytes` or holds an arena of another size.
+        A damaged index gives one warning and an empty store; ranges that revision files still
+        name are kept out of use (quarantine) until `set_holds` says that the engine does not
+        read them. Raises `ArenaError` if the volume cannot hold `limit_bytes` or has an arena
+        of another size.
         """
-        raise NotImplementedError
+        if limit_bytes < ALIGNMENT:
+            raise ArenaError(f"arena limit is {limit_bytes} bytes, the least is {ALIGNMENT}")
+        state = healing.heal(volume, limit_bytes - limit_bytes % ALIGNMENT)
+        holes = [entry.extent for entry in state.plain.values()]
+        return cls(volume, Arena.create_or_open(volume, limit_bytes, holes), state)
 
     def close(self) -> None:
         """Unmap the arena. Nothing is lost: a later `open` continues."""
-        raise NotImplementedError
+        self.arena.close()
+
+    # What there is.
 
     def revisions(self) -> list[StagedRevisionInfo]:
         """Return what is committed, least recently used first."""
-        raise NotImplementedError
+        return [self._info(entry) for entry in self._by_use()]
 
     def find(self, digest: str) -> StagedRevisionInfo | None:
         """Return the committed revision of `digest`, if there is one."""
-        raise NotImplementedError
+        entry = self._state.revisions.get(digest)
+        return self._info(entry) if entry else None
+
+    def find_source(self, fingerprint: str, layout_key: str) -> StagedRevisionInfo | None:
+        """Return what the source `fingerprint` was staged as in this layout, marked as used."""
+        for entry in self._state.revisions.values():
+            if entry.sources.get(fingerprint) == layout_key:
+                self._mark_used(entry)
+                self._save()
+                return replace(self._info(entry), fingerprint=fingerprint)
+        return None
 
     def revision_dir(self, digest: str) -> Path:
         """Return `revisions/<hex>`. Raises KeyError for a digest that is not committed."""
-        raise NotImplementedError
+        self._state.revisions[digest]
+        return self.volume / REVISIONS / hex_of(digest)
 
     def usage(self) -> ArenaUsageInfo:
         """Return the exact accounting of the arena."""
-        raise NotImplementedError
+        state = self._state
+        reserved = sum(entry.extent.size for entry in state.stagings.values())
+        lent = sum(entry.extent.size for entry in state.plain.values())
+        lent += sum(extent.size for extent in state.quarantine.values())
+        held = sum(e.extent.size for e in state.revisions.values() if self._is_held(e.digest))
+        return ArenaUsageInfo(
+            limit=self._room.limit,
+            used=self._room.taken_bytes() - reserved,
+            reserved=reserved,
+            in_use=lent + held,
+            largest_free=self._room.largest_free(),
+        )
+
+    def extents(self) -> list[Extent]:
+        """Return every taken range, by offset."""
+        return sorted(self._state.extents())
+
+    # What the engine needs.
 
     def set_holds(self, digests: Iterable[str]) -> None:
         """Say which revisions the engine may read: all others may be evicted from now on.
@@ -81,36 +140,223 @@ class RevisionStore:
         Until the first call every revision counts as held, for a sidecar that has just started
         does not know what the engine reads. Unknown digests are remembered.
         """
-        raise NotImplementedError
+        wanted = set(digests)
+        released = [digest for digest in self._state.quarantine if digest not in wanted]
+        for digest in released:
+            self._room.free(self._state.quarantine.pop(digest))
+        if released:
+            self._save()
+            for digest in released:
+                self._remove_files(digest)
+        if released or wanted != self._holds:
+            self._holds = wanted
+            self.changes.notify()
 
     def hold(self, digest: str) -> None:
         """Add one hold, and mark the revision as used now. Raises KeyError if not committed."""
-        raise NotImplementedError
+        self._mark_used(self._state.revisions[digest])
+        self._save()
+        if self._holds is not None:
+            self._holds.add(digest)
+        self.changes.notify()
 
     def release(self, digest: str) -> None:
-        """Take one hold away; the revision stays until its space is wanted."""
-        raise NotImplementedError
+        """Take the hold away; the revision stays until its space is wanted."""
+        if self._holds is not None and digest in self._holds:
+            self._holds.discard(digest)
+            self.changes.notify()
 
     def drop(self, digest: str) -> bool:
-        """Free a revision. False if it is not there; raises StagingBusy while it is held."""
-        raise NotImplementedError
+        """Free a revision. False if it is not there, or held, or exported as plain files."""
+        if digest not in self._state.revisions or self._is_held(digest):
+            return False
+        self._room.free(self._state.revisions.pop(digest).extent)
+        self._save()
+        self._remove_files(digest)
+        self.changes.notify()
+        return True
+
+    # Transfers.
+
+    def stagings(self) -> list[index.StagingEntry]:
+        """Return the reservations, in no order."""
+        return list(self._state.stagings.values())
+
+    def reserve(
+        self, fingerprint: str, size: int, prepare: Callable[[index.StagingEntry], None]
+    ) -> index.StagingEntry:
+        """Reserve `size` bytes, evicting what nobody needs, least recently used first.
+
+        `prepare` writes the staging's files before the index names it. Raises TooLarge for
+        what can never fit and StagingFull for what does not fit now; nothing changes then.
+        """
+        extent, victims = self._make_room(size)
+        entry = index.StagingEntry(secrets.token_hex(16), fingerprint, extent)
+        try:
+            prepare(entry)
+        except BaseException:
+            shutil.rmtree(self.volume / STAGING / entry.staging_id, ignore_errors=True)
+            raise
+        for digest in victims:
+            self._room.free(self._state.revisions.pop(digest).extent)
+        self._room.take(extent)
+        self._state.stagings[entry.staging_id] = entry
+        self._save()
+        for digest in victims:
+            self._remove_files(digest)
+        crash_at("stage.reserved")
+        self.changes.notify()
+        return entry
+
+    def discard(self, staging_id: str) -> None:
+        """Free a reservation; no-op if it is gone. Its writers must have ended."""
+        entry = self._state.stagings.pop(staging_id, None)
+        if entry is None:
+            return
+        self._room.free(entry.extent)
+        self._save()
+        shutil.rmtree(self.volume / STAGING / staging_id, ignore_errors=True)
+        self.changes.notify()
+
+    def commit(self, staging_id: str, revision: index.RevisionEntry) -> StagedRevisionInfo:
+        """Turn a reservation into a revision, in one replacement of the index.
+
+        `revisions/<hex>` must be written. Content that is here already keeps its extent: the
+        reservation is freed and the source noted.
+        """
+        entry = self._state.stagings.pop(staging_id)
+        present = self._state.revisions.get(revision.digest)
+        if present is None:
+            self._state.revisions[revision.digest] = present = revision
+        else:
+            present.sources.update(revision.sources)
+            self._room.free(entry.extent)
+        self._mark_used(present)
+        self._save()
+        crash_at("stage.committed")
+        shutil.rmtree(self.volume / STAGING / staging_id, ignore_errors=True)
+        self.changes.notify()
+        return replace(self._info(present), fingerprint=entry.fingerprint)
+
+    # Plain files, for engines without the plugin.
 
     async def export_plain(self, digest: str) -> Path:
         """Return `plain/<hex>`, a plain adapter directory, and hold the revision meanwhile.
 
         The space comes out of the arena's budget. Raises KeyError, StagingFull.
         """
-        raise NotImplementedError
+        async with self._plain_lock:
+            revision = self._state.revisions[digest]
+            if digest in self._state.plain:
+                return plain.directory(self.volume, digest)
+            extent, victims = self._make_room(plain.size_of(revision), keep=digest)
+            for victim in victims:
+                self._room.free(self._state.revisions.pop(victim).extent)
+            self._room.take(extent)
+            self._state.plain[digest] = index.PlainEntry(digest, extent)
+            self._save()
+            for victim in victims:
+                self._remove_files(victim)
+            self.changes.notify()
+            try:
+                return await asyncio.shield(
+                    asyncio.to_thread(plain.write, self.volume, self.arena, revision, extent)
+                )
+            except Exception:
+                await self._take_back(digest)
+                raise
 
     async def release_plain(self, digest: str) -> None:
         """Remove `plain/<hex>` and give its space back to the arena; no-op when absent."""
-        raise NotImplementedError
+        async with self._plain_lock:
+            if digest in self._state.plain:
+                await self._take_back(digest)
+
+    def plain_exports(self) -> list[str]:
+        """Return the digests that have plain files."""
+        return list(self._state.plain)
+
+    async def _take_back(self, digest: str) -> None:
+        extent = self._state.plain[digest].extent
+        await asyncio.shield(
+            asyncio.to_thread(plain.remove, self.volume, self.arena, digest, extent)
+        )
+        del self._state.plain[digest]
+        self._room.free(extent)
+        self._save()
+        self.changes.notify()
+
+    # The agent's own table.
 
     @property
     def published(self) -> Any:
         """The JSON value last given to `set_published`; None at first."""
-        raise NotImplementedError
+        return self._state.published
 
     def set_published(self, table: Any) -> None:
         """Keep an opaque JSON value of the agent in the index, durable on return."""
-        raise NotImplementedError
+        self._state.published = json.loads(json.dumps(table))
+        self._save()
+        self.changes.notify()
+
+    # Inside.
+
+    def _make_room(self, size: int, keep: str = "") -> tuple[Extent, list[str]]:
+        """Return where `size` bytes fit and which revisions must go for it; changes nothing."""
+        wanted = aligned(size)
+        if wanted > self._room.limit:
+            raise TooLarge(f"needs {wanted} bytes, the arena holds {self._room.limit}")
+        evictable = {
+            entry.extent: entry.digest
+            for entry in self._by_use()
+            if entry.digest != keep and not self._is_held(entry.digest)
+        }
+        kept = [extent for extent in self._state.extents() if extent not in evictable]
+        victims = choose_victims(self._room.limit, kept, evictable, wanted)
+        if victims is None:
+            usage = self.usage()
+            raise StagingFull(
+                f"staging volume full: {_human(usage.used + usage.reserved)} of "
+                f"{_human(usage.limit)} used, need {_human(wanted)}"
+            )
+        trial = Allocator(self._room.limit)
+        for extent in self._state.extents():
+            if extent not in victims:
+                trial.take(extent)
+        chosen = trial.allocate(wanted)
+        assert chosen is not None  # choose_victims found the hole
+        return chosen, [evictable[extent] for extent in victims]
+
+    def _by_use(self) -> list[index.RevisionEntry]:
+        return sorted(self._state.revisions.values(), key=lambda entry: entry.used)
+
+    def _mark_used(self, entry: index.RevisionEntry) -> None:
+        self._state.uses += 1
+        entry.used = self._state.uses
+
+    def _is_held(self, digest: str) -> bool:
+        return self._holds is None or digest in self._holds or digest in self._state.plain
+
+    def _info(self, entry: index.RevisionEntry) -> StagedRevisionInfo:
+        return StagedRevisionInfo(
+            digest=entry.digest,
+            fingerprint=next(iter(entry.sources)),
+            size_bytes=entry.extent.size,
+            rank=entry.rank,
+            adapter=entry.adapter,
+            notes=entry.notes,
+            in_use=self._is_held(entry.digest),
+        )
+
+    def _save(self) -> None:
+        index.replace(self.volume, self._state)
+
+    def _remove_files(self, digest: str) -> None:
+        shutil.rmtree(self.volume / REVISIONS / hex_of(digest), ignore_errors=True)
+
+
+def _human(size: int) -> str:
+    """Return bytes in the largest binary unit that keeps them whole, or in MiB."""
+    if size >= 1 << 30 and size % (1 << 30) == 0:
+        return f"{size >> 30} GiB"
+    return f"{size >> 20} MiB"

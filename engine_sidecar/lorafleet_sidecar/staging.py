@@ -1,0 +1,275 @@
+"""Transfers in progress: one writer per fingerprint, resumed after a break, freed after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lorafleet.errors import (
+    AdapterRejected,
+    DigestMismatch,
+    StagingBusy,
+    StagingFull,
+    TooLarge,
+    TransferInterrupted,
+)
+
+from lorafleet_sidecar import commit
+from lorafleet_sidecar.chunk_writer import ChunkWriter
+from lorafleet_sidecar.index import RevisionEntry, StagingEntry
+from lorafleet_sidecar.staging_dir import StagingDirectory
+from lorafleet_sidecar.staging_plan import StagingPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from lorafleet.frames import ChunkFrame
+    from lorafleet.profile import EngineProfile
+
+    from lorafleet_sidecar.store import RevisionStore, StagedRevisionInfo
+
+
+class Stagings:
+    """All transfers of one store; belongs to the event loop's thread.
+
+    `ttl_seconds` is how long a broken transfer keeps its reservation for a resume.
+    """
+
+    def __init__(self, store: RevisionStore, *, ttl_seconds: float = 900.0) -> None:
+        self.store = store
+        self.threads = ThreadPoolExecutor(32, thread_name_prefix="staging")
+        self.hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
+        self.received_bytes = 0  # payload by all streams and receivers since the start
+        self._ttl = ttl_seconds
+        self._active: set[str] = set()  # fingerprints
+        self._expiry: dict[str, asyncio.TimerHandle] = {}  # by staging id
+        self._ending: set[asyncio.Task[None]] = set()
+        for entry in store.stagings():
+            self.expire_later(entry)
+
+    async def close(self) -> None:
+        """Wait for transfers that are ending, end the threads; reservations stay in the index."""
+        if self._ending:
+            await asyncio.wait(self._ending)
+        for timer in self._expiry.values():
+            timer.cancel()
+        await asyncio.to_thread(self.threads.shutdown)
+        self.hashing.shutdown()
+
+    async def begin(
+        self, raw_manifest: bytes, profile: EngineProfile
+    ) -> StagedRevisionInfo | ActiveStaging:
+        """Return the revision if its content is here, else a staging that awaits chunks.
+
+        Raises AdapterRejected before anything is reserved, StagingBusy while another stream
+        stages the same fingerprint, StagingFull when there is no room.
+        """
+        limit = self.store.usage().limit
+        plan = await self.run(StagingPlan.make, raw_manifest, profile, limit)
+        fingerprint = plan.manifest.fingerprint
+        if fingerprint in self._active:
+            raise StagingBusy(
+                f"adapter {plan.manifest.adapter}: another stream is staging {fingerprint}"
+            )
+        present = self.store.find_source(fingerprint, plan.layout_key)
+        if present is not None:
+            check_digest(plan, present.digest)
+            return present
+        self._active.add(fingerprint)
+        try:
+            # No await from here on: a cancelled call must not leave a reservation behind.
+            entry = self._resumable(plan) or self._reserve(plan, profile)
+            staging = self._activate(entry, plan)
+        except BaseException:
+            self._active.discard(fingerprint)
+            raise
+        timer = self._expiry.pop(entry.staging_id, None)
+        if timer is not None:
+            timer.cancel()
+        return staging
+
+    def expire_later(self, entry: StagingEntry) -> None:
+        """Free the reservation of `entry` unless it is resumed in time."""
+        loop = asyncio.get_running_loop()
+        self._expiry[entry.staging_id] = loop.call_later(self._ttl, self._expire, entry)
+
+    def ended(self, entry: StagingEntry) -> None:
+        """Let another stream stage the fingerprint of `entry`."""
+        self._active.discard(entry.fingerprint)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start work that `close` waits for."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def run(self, function: Any, *args: Any) -> Any:
+        """Run a blocking function in a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
+
+    def _resumable(self, plan: StagingPlan) -> StagingEntry | None:
+        """Return the reservation that `plan` continues; one of another content is freed."""
+        for entry in self.store.stagings():
+            if entry.fingerprint != plan.manifest.fingerprint:
+                continue
+            directory = StagingDirectory.find(self.store.volume, entry.staging_id)
+            same_key = directory.layout_key == plan.layout_key
+            if same_key and not directory.is_refused() and plan.continues(directory.manifest()):
+                return entry
+            self._forget(entry)
+        return None
+
+    def _reserve(self, plan: StagingPlan, profile: EngineProfile) -> StagingEntry:
+        def prepare(entry: StagingEntry) -> None:
+            StagingDirectory.create(
+                self.store.volume, entry.staging_id, entry.extent, plan, profile
+            )
+
+        adapter = plan.manifest.adapter
+        try:
+            return self.store.reserve(plan.manifest.fingerprint, plan.image_bytes, prepare)
+        except (StagingFull, TooLarge) as error:
+            raise type(error)(f"adapter {adapter}: {error}") from error
+
+    def _activate(self, entry: StagingEntry, plan: StagingPlan) -> ActiveStaging:
+        directory = StagingDirectory.find(self.store.volume, entry.staging_id)
+        gate = directory.gate()
+        try:
+            gate.open()  # at once: whoever used it last has shut it
+        finally:
+            gate.dispose()
+        return ActiveStaging(self, entry, plan, directory)
+
+    def _expire(self, entry: StagingEntry) -> None:
+        if entry.fingerprint not in self._active:
+            self._forget(entry)
+
+    def _forget(self, entry: StagingEntry) -> None:
+        timer = self._expiry.pop(entry.staging_id, None)
+        if timer is not None:
+            timer.cancel()
+        self.store.discard(entry.staging_id)
+
+
+class ActiveStaging:
+    """One accepted transfer, from its manifest to its commit or its break."""
+
+    def __init__(
+        self,
+        stagings: Stagings,
+        entry: StagingEntry,
+        plan: StagingPlan,
+        directory: StagingDirectory,
+    ) -> None:
+        self.plan = plan
+        self.staging_id = entry.staging_id
+        self._stagings = stagings
+        self._entry = entry
+        self._directory = directory
+        self._writer = ChunkWriter(directory, plan, stagings.store.arena)
+        self._received = directory.received()
+        self._awaited = self._received.missing()
+        self._commit: asyncio.Task[StagedRevisionInfo] | None = None
+        self._keep = True
+
+    def missing(self) -> list[int]:
+        """Return the indexes of the chunks that have not arrived."""
+        return self._received.missing()
+
+    def received_count(self) -> int:
+        """Return how many chunks have arrived by all streams."""
+        return self._received.count()
+
+    async def write(self, chunk: ChunkFrame) -> int:
+        """Take one chunk of the StageAdapter stream (see ChunkWriter.write)."""
+        written: int = await self._stagings.run(self._writer.write, chunk)
+        return written
+
+    async def commit(self) -> StagedRevisionInfo:
+        """Verify the whole and make it a revision.
+
+        Raises TransferInterrupted while chunks are missing and DigestMismatch when the content
+        is not what was promised (nothing is kept then).
+        """
+        self._commit = asyncio.create_task(self._verify_and_commit())
+        return await asyncio.shield(self._commit)
+
+    async def end(self) -> None:
+        """Leave the staging: committed, kept for a resume, or freed if the adapter is bad.
+
+        Must be called once, always; waits until nobody writes into the extent any more. Goes on
+        by itself when the caller is cancelled meanwhile.
+        """
+        await asyncio.shield(self._stagings.spawn(self._end()))
+
+    async def _end(self) -> None:
+        if self._commit is not None:
+            await asyncio.wait([self._commit])
+            self._keep = self._keep and self._commit.exception() is not None
+        await self._stagings.run(self._shut)
+        refused = self._directory.is_refused()
+        left = set(self.missing())
+        self._stagings.received_bytes += sum(
+            self.plan.chunks[index][1] for index in self._awaited if index not in left
+        )
+        self._writer.close()
+        self._received.dispose()
+        if self._keep and not refused:
+            self._stagings.expire_later(self._entry)
+        else:
+            self._stagings.store.discard(self.staging_id)  # no-op after a commit
+        self._stagings.ended(self._entry)
+
+    async def _verify_and_commit(self) -> StagedRevisionInfo:
+        run, store, plan = self._stagings.run, self._stagings.store, self.plan
+        missing = self.missing()
+        if missing:
+            raise TransferInterrupted(
+                f"adapter {plan.manifest.adapter}: commit with {len(missing)} of "
+                f"{len(plan.chunks)} chunks missing (first: {missing[0]})"
+            )
+        await run(self._shut)
+        extent, layout = self._entry.extent, plan.layout
+        try:
+            digest: str = await run(
+                commit.seal, store.arena, extent, layout, self._stagings.hashing
+            )
+            check_digest(plan, digest)
+        except AdapterRejected:
+            self._keep = False
+            raise
+        # From here without a pause: two stagings of equal content must not cross.
+        if store.find(digest) is None:
+            commit.write_revision(store.volume, digest, extent, layout)
+        revision = RevisionEntry(
+            digest=digest,
+            extent=extent,
+            image_bytes=plan.image_bytes,
+            rank=layout.rank,
+            adapter=plan.manifest.adapter,
+            notes=(*layout.normalized, *layout.notes),
+            sources={plan.manifest.fingerprint: plan.layout_key},
+        )
+        return replace(
+            store.commit(self.staging_id, revision), fingerprint=plan.manifest.fingerprint
+        )
+
+    def _shut(self) -> None:
+        gate = self._directory.gate()
+        try:
+            gate.shut()
+        finally:
+            gate.dispose()
+
+
+def check_digest(plan: StagingPlan, digest: str) -> None:
+    """Raise DigestMismatch if the manifest promised another digest."""
+    promised = plan.manifest.expected_digest
+    if promised and promised != digest:
+        raise DigestMismatch(
+            f"adapter {plan.manifest.adapter}: the content is {digest}, promised was {promised}"
+        )

@@ -1,0 +1,52 @@
+"""What bounds a transfer, and how its gRPC servers are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SERVICE = "lorafleet.v1alpha1.SidecarService"
+
+MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 17 << 20),
+    ("grpc.max_send_message_length", 17 << 20),
+)
+"""Pass as `options` to `grpc.aio.server`: the largest chunk is 16 MiB."""
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """What bounds a transfer."""
+
+    stall_seconds: float = 60.0
+    """Seconds without a byte on any stream of a transfer after which it is ended. Default 60."""
+
+    resume_seconds: float = 900.0
+    """Seconds that a broken transfer keeps its reservation. Default 15 minutes: an operator that
+    restarts or backs off comes back well within that."""
+
+    receivers: int = 0
+    """Receiver processes. Default 0: chunks come on the StageAdapter stream alone."""
+
+    receiver_host: str = "127.0.0.1"
+    """Address that the receivers listen on."""
+
+    receiver_base_port: int = 0
+    """First port of the receivers, one each. Default 0: the system chooses."""
+
+    tls_dir: Path | None = None
+    """Directory with tls.crt, tls.key and ca.crt for mutual TLS of the receivers."""
+
+
+def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
+    """Return mutual TLS from `tls.crt`, `tls.key` and `ca.crt`, the names of a TLS Secret."""
+    return grpc.ssl_server_credentials(
+        [((tls_dir / "tls.key").read_bytes(), (tls_dir / "tls.crt").read_bytes())],
+        root_certificates=(tls_dir / "ca.crt").read_bytes(),
+        require_client_auth=True,
+    )
