@@ -29,6 +29,7 @@ class ControlSocket:
         self._volume = volume
         self._load_seconds = load_seconds
         self._path = volume / "run" / "engine.sock"
+        self._listening = False
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(self._path)),
             base_url="http://engine",
@@ -40,9 +41,17 @@ class ControlSocket:
         """Close the connections."""
         await self._http.aclose()
 
+    def listening(self) -> bool:
+        """Whether the last call found somebody listening (who may have failed to answer)."""
+        return self._listening
+
     async def handshake(self) -> Handshake:
         """Return who answers on the socket."""
-        return Handshake.from_json(await self._call("GET", "/v1/handshake"))
+        raw = await self._call("GET", "/v1/handshake")
+        try:
+            return Handshake.from_json(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineRejected(f"plugin's handshake cannot be read: {error!r}") from error
 
     async def profile(self) -> EngineProfile:
         """Return what the engine can take, as the plugin reads it from the model."""
@@ -54,12 +63,18 @@ class ControlSocket:
 
     async def state(self) -> EngineState:
         """Return served names, loaded revisions and the workers' counters."""
-        return EngineState.from_json(await self._call("GET", "/v1/state"), self._volume)
+        raw = await self._call("GET", "/v1/state")
+        try:
+            return EngineState.from_json(raw, self._volume)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineRejected(f"plugin's state cannot be read: {error!r}") from error
 
     async def load(self, served_name: str, digest: str, loader: str) -> int:
         """Load a staged revision under a new id, not yet served; return the id."""
         body = {"served_name": served_name, "digest": digest, "loader": loader}
         answer = await self._call("POST", "/v1/load", body, self._load_seconds)
+        if not isinstance(answer.get("lora_int_id"), int):
+            raise EngineRejected("plugin loaded the revision but named no lora_int_id")
         return int(answer["lora_int_id"])
 
     async def publish(self, served_name: str, lora_int_id: int) -> int | None:
@@ -115,12 +130,16 @@ class ControlSocket:
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float
     ) -> httpx.Response:
         try:
-            return await self._http.request(method, path, json=body, timeout=seconds)
+            response = await self._http.request(method, path, json=body, timeout=seconds)
+            self._listening = True
+            return response
         except httpx.ConnectError as error:
+            self._listening = False
             raise EngineUnreachable(
                 "no plugin answers on the control socket run/engine.sock"
             ) from error
         except httpx.TimeoutException as error:
+            self._listening = True
             raise EngineUnreachable(f"engine did not answer {path} within {seconds:g} s") from error
         except httpx.TransportError as error:
             raise EngineUnreachable(f"engine went away during {path}") from error

@@ -137,10 +137,15 @@ class EngineState:
         return None
 
     def tier(self, lora_int_id: int) -> pb.Tier:
-        """Return the best tier that every worker has the id in; STAGED when one lacks it."""
-        if self.workers and all(lora_int_id in each.gpu for each in self.workers):
+        """Return the best tier that every worker has the id in; STAGED when one lacks it.
+
+        A stock engine reports no workers: what it serves counts as registered.
+        """
+        if not self.workers:
+            return pb.TIER_HOST
+        if all(lora_int_id in each.gpu for each in self.workers):
             return pb.TIER_GPU
-        if self.workers and all(lora_int_id in each.host | each.gpu for each in self.workers):
+        if all(lora_int_id in each.host | each.gpu for each in self.workers):
             return pb.TIER_HOST
         return pb.TIER_STAGED
 

@@ -61,7 +61,8 @@ class SidecarSettings:
     """Base URL of vLLM's API server. Default vLLM's own; loopback, since both share the pod."""
 
     engine_api_key_file: Path | None = None
-    """File with the engine's API key (--api-key), read again for each client start. Default none."""
+    """File with the engine's API key (--api-key); read at the first call and again when the engine
+    answers 401, so that a rotated Secret works. Default none."""
 
     metrics_listen: str = "127.0.0.1:9464"
     """host:port of /metrics, /healthz and /readyz over plain HTTP. Default loopback; the chart

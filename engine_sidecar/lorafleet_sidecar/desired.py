@@ -1,0 +1,164 @@
+"""What the sidecar was asked to serve, kept in the store's index so that a restart finishes it.
+
+It holds wishes, not steps: after any crash the agent compares it with what the engine reports
+and does what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# A revision during whose load the engine died this often is not tried again.
+QUARANTINE_AFTER = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """One revision as the engine loads it."""
+
+    digest: str
+    loader: str  # "direct" or "device"
+
+
+@dataclass(frozen=True)
+class ServedName:
+    """One served name, its owner, and the revisions that it points at or shall point at."""
+
+    served_name: str
+    adapter: str  # owner, "<namespace>/<name>"; empty when adopted from the engine alone
+    current: Target | None = None  # published and proved
+    coming: Target | None = None  # loading, or loaded and waiting to be published
+    publish_coming: bool = False  # move the name to `coming` once it is loaded
+    pinned: bool = False
+    removing: bool = False  # hide the name, drain, unload, forget
+    drop_staged: bool = False  # with `removing`: free the arena too
+
+    @property
+    def goal(self) -> Target | None:
+        """Return what the name shall point at, None while it is only prepared or removed."""
+        if self.removing:
+            return None
+        return self.coming if self.coming and self.publish_coming else self.current
+
+    @property
+    def steps(self) -> list[tuple[Target, bool]]:
+        """Return the revisions to bring up, in order, each with whether the name moves to it."""
+        if self.removing:
+            return []
+        moving = self.coming is not None and self.publish_coming
+        found = [] if moving or self.current is None else [(self.current, True)]
+        if self.coming is not None:
+            found.append((self.coming, self.publish_coming))
+        return found
+
+    def targets(self) -> set[Target]:
+        """Return the revisions that shall stay loaded for this name."""
+        if self.removing:
+            return set()
+        return {each for each in (self.current, self.coming) if each is not None}
+
+
+@dataclass
+class Desired:
+    """The table of served names, and what is known of revisions that took the engine down."""
+
+    names: dict[str, ServedName] = field(default_factory=dict)
+    deaths: dict[str, int] = field(default_factory=dict)  # digest -> engine deaths at its load
+    loading: str = ""  # digest of the load in progress
+    loading_instance: str = ""  # the engine instance that was asked
+    save: Callable[[Any], None] = field(default=lambda _table: None, repr=False)
+
+    @classmethod
+    def restore(cls, table: Any, save: Callable[[Any], None]) -> Desired:
+        """Return the table that `store` wrote, empty for None. Raises ValueError for anything else."""
+        if table is None:
+            return cls(save=save)
+        try:
+            names = {str(raw["served_name"]): _name_from(raw) for raw in table["names"]}
+            deaths = {str(key): int(value) for key, value in table["deaths"].items()}
+            loading, instance = (str(each) for each in table["loading"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"the table of served names cannot be read: {error!r}") from error
+        return cls(names, deaths, loading, instance, save)
+
+    def store(self) -> None:
+        """Make the table durable."""
+        self.save(
+            {
+                "names": [asdict(each) for each in self.names.values()],
+                "deaths": self.deaths,
+                "loading": [self.loading, self.loading_instance],
+            }
+        )
+
+    def put(self, name: ServedName) -> None:
+        """Set one served name, durable on return."""
+        self.names[name.served_name] = name
+        self.store()
+
+    def forget(self, served_name: str) -> None:
+        """Remove one served name and the deaths of its revisions, durable on return."""
+        gone = self.names.pop(served_name, None)
+        if gone is not None:
+            for each in {gone.current, gone.coming} - {None}:
+                assert each is not None
+                if each.digest not in self.digests():
+                    self.deaths.pop(each.digest, None)
+        self.store()
+
+    def update(self, served_name: str, **changes: Any) -> ServedName:
+        """Change fields of one served name, durable on return."""
+        changed = replace(self.names[served_name], **changes)
+        self.put(changed)
+        return changed
+
+    def digests(self) -> set[str]:
+        """Return the digests that some name needs, so that the arena keeps them."""
+        return {target.digest for target in self.targets()}
+
+    def targets(self) -> Iterator[Target]:
+        """Yield every revision that shall stay loaded."""
+        for each in self.names.values():
+            yield from each.targets()
+
+    def begin_load(self, digest: str, instance: str) -> None:
+        """Note that this load may be what an engine dies of."""
+        self.loading, self.loading_instance = digest, instance
+        self.store()
+
+    def settle_load(self, *, died: bool = False, proved: bool = False) -> None:
+        """Close the noted load: the engine died in it, or served the revision (all is forgiven).
+
+        With neither, the engine refused it: that says nothing about earlier deaths.
+        """
+        if not self.loading:
+            return
+        if died:
+            self.deaths[self.loading] = self.deaths.get(self.loading, 0) + 1
+        elif proved:
+            self.deaths.pop(self.loading, None)
+        self.loading = self.loading_instance = ""
+        self.store()
+
+    def quarantined(self, digest: str) -> bool:
+        """Whether the engine died too often at this revision's load."""
+        return self.deaths.get(digest, 0) >= QUARANTINE_AFTER
+
+    def in_restore_order(self) -> list[str]:
+        """Return the served names, those with a suspect revision last."""
+
+        def suspicion(name: ServedName) -> int:
+            return max((self.deaths.get(t.digest, 0) for t in name.targets()), default=0)
+
+        return sorted(self.names, key=lambda name: suspicion(self.names[name]))
+
+
+def _name_from(raw: dict[str, Any]) -> ServedName:
+    values = dict(raw)
+    for key in ("current", "coming"):
+        values[key] = Target(**values[key]) if values[key] else None
+    return ServedName(**values)

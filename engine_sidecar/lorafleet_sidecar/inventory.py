@@ -1,0 +1,155 @@
+"""The way back: one `Inventory` of what is observed, and the board that watchers read it from."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_sidecar.changes import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from lorafleet_sidecar.desired import Desired
+    from lorafleet_sidecar.observed import EngineRevision, EngineState, ObservedEngine
+    from lorafleet_sidecar.store import RevisionStore
+
+# Memory figures wander all the time; watchers hear of them in steps of this many bytes.
+_MEMORY_STEP = 64 << 20
+_WANDERING = ("resident_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes")
+
+
+def loaded_adapter(
+    revision: EngineRevision, state: EngineState, desired: Desired
+) -> pb.LoadedAdapter:
+    """Return the wire form of one revision of ours that the engine holds."""
+    name = desired.names.get(revision.served_name)
+    published = state.served.get(revision.served_name) == revision.lora_int_id
+    wanted = name is not None and any(
+        target.digest == revision.digest and revision.loader in (target.loader, "stock")
+        for target in name.targets()
+    )
+    return pb.LoadedAdapter(
+        adapter=name.adapter if name else "",
+        served_name=revision.served_name,
+        digest=revision.digest,
+        lora_int_id=revision.lora_int_id,
+        tier=state.tier(revision.lora_int_id),
+        published=published,
+        in_flight=revision.in_flight,
+        pinned=revision.pinned,
+        loader=revision.loader,
+        draining=not wanted,
+    )
+
+
+def build_inventory(
+    pod_uid: str, engine: ObservedEngine, store: RevisionStore, desired: Desired
+) -> pb.Inventory:
+    """Return everything that this sidecar knows of its pod (without a sequence)."""
+    usage = store.usage()
+    inventory = pb.Inventory(
+        pod_uid=pod_uid,
+        engine_instance=engine.instance,
+        health=engine.health.value,
+        health_message=engine.message,
+        plugin_message=engine.plugin_message,
+        staged=[
+            pb.StagedRevision(
+                digest=each.digest,
+                fingerprint=each.fingerprint,
+                size_bytes=each.size_bytes,
+                rank=each.rank,
+                adapter=each.adapter,
+                notes=each.notes,
+                in_use=each.in_use,
+            )
+            for each in store.revisions()
+        ],
+        arena=pb.ArenaUsage(
+            limit_bytes=usage.limit,
+            used_bytes=usage.used,
+            reserved_bytes=usage.reserved,
+            in_use_bytes=usage.in_use,
+            largest_free_bytes=usage.largest_free,
+        ),
+    )
+    if engine.profile is not None:
+        inventory.base_model = engine.profile.base_model
+        inventory.max_loras = engine.profile.max_loras
+        inventory.max_cpu_loras = engine.profile.max_cpu_loras
+        inventory.max_lora_rank = engine.profile.max_lora_rank
+    elif engine.base_models:
+        inventory.base_model = engine.base_models[0]
+    if engine.state is not None:
+        inventory.loaded.extend(
+            loaded_adapter(each, engine.state, desired)
+            for each in engine.state.revisions.values()
+            if each.digest
+        )
+        inventory.workers.extend(each.memory for each in engine.state.workers)
+    return inventory
+
+
+def significant(inventory: pb.Inventory) -> bytes:
+    """Return what makes an inventory worth sending: equal bytes mean nothing to tell.
+
+    Left out is what changes with every request: the exact number in flight of a revision that
+    nobody waits for, and small steps of memory.
+    """
+    reduced = pb.Inventory()
+    reduced.CopyFrom(inventory)
+    reduced.sequence = 0
+    for loaded in reduced.loaded:
+        if not loaded.draining:
+            loaded.in_flight = min(loaded.in_flight, 1)
+    for worker in reduced.workers:
+        worker.seconds.clear()
+        for field in _WANDERING:
+            setattr(worker, field, getattr(worker, field) // _MEMORY_STEP)
+    return reduced.SerializeToString(deterministic=True)
+
+
+class InventoryBoard:
+    """Holds the newest inventory; watchers wait for the next one that differs.
+
+    The sequence starts at the wall clock in milliseconds, so that it also grows over a restart
+    of the sidecar.
+    """
+
+    def __init__(self) -> None:
+        self._changes = Changes()
+        self._sequence = time.time_ns() // 1_000_000
+        self._significant: bytes | None = None
+        self._current = pb.Inventory(
+            health=pb.ENGINE_HEALTH_STARTING,
+            health_message="sidecar has not looked at the engine yet",
+            sequence=self._sequence,
+        )
+
+    @property
+    def current(self) -> pb.Inventory:
+        """Return the newest inventory; never changed after it is set."""
+        return self._current
+
+    def post(self, inventory: pb.Inventory) -> bool:
+        """Make `inventory` the newest; return whether watchers are told."""
+        key = significant(inventory)
+        told = key != self._significant
+        if told:
+            self._sequence += 1
+            self._significant = key
+        inventory.sequence = self._sequence
+        self._current = inventory
+        if told:
+            self._changes.notify()
+        return told
+
+    async def watch(self) -> AsyncIterator[pb.Inventory]:
+        """Yield the inventory now, and again each time it changes; slow readers skip some."""
+        while True:
+            seen = self._changes.sequence
+            yield self._current
+            await self._changes.wait(seen)

@@ -1,0 +1,128 @@
+"""Steps on an engine whose plugin is live. The caller has the engine's turn.
+
+Nothing here remembers a step: each method reads the engine's state, compares it with the
+desired table and does what is missing, so that it can be repeated after any crash.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import EngineRejected
+
+from lorafleet_sidecar.crashpoint import crash_at
+from lorafleet_sidecar.desired import Target
+
+if TYPE_CHECKING:
+    from lorafleet_sidecar.desired import Desired, ServedName
+    from lorafleet_sidecar.engine import EngineClient
+    from lorafleet_sidecar.observed import EngineState
+
+log = logging.getLogger(__name__)
+
+
+class LiveEngine:
+    """Loads, switches and retires revisions through the plugin's control socket."""
+
+    def __init__(self, client: EngineClient, desired: Desired) -> None:
+        self._control = client.control
+        self._api = client.api
+        self._desired = desired
+
+    def satisfied(self, name: ServedName, state: EngineState) -> bool:
+        """Whether `state` has all that `name` asks for, so that `bring_up` would do nothing."""
+        if name.coming is not None and name.publish_coming:
+            return False
+        for target in name.targets():
+            revision = state.find(name.served_name, target.digest, target.loader)
+            if revision is None or revision.pinned != name.pinned:
+                return False
+            if target == name.current and (
+                state.served.get(name.served_name) != revision.lora_int_id
+            ):
+                return False
+        return True
+
+    async def bring_up(self, served_name: str) -> None:
+        """Load what the name asks for and, unless it is only prepared, publish and prove it.
+
+        Raises EngineRejected when the engine refuses (the name is back on its old revision) and
+        EngineUnreachable when the outcome is unknown.
+        """
+        desired = self._desired
+        name = desired.names[served_name]
+        for target, publish in name.steps:
+            await self._ensure(name, target, publish=publish)
+            if publish and target == name.coming:
+                desired.update(served_name, current=target, coming=None, publish_coming=False)
+
+    async def hide(self, served_name: str) -> None:
+        """Take the name away from clients; running requests go on."""
+        await self._control.unpublish(served_name)
+
+    async def sweep(self, only: str | None = None) -> int:
+        """Unload the revisions of ours that nobody wants and no request runs on.
+
+        Returns how many unwanted ones remain because requests still run on them. `only` limits
+        it to one served name.
+        """
+        state = await self._control.state()
+        remaining = 0
+        for revision in state.revisions.values():
+            if not revision.digest or only not in (None, revision.served_name):
+                continue
+            name = self._desired.names.get(revision.served_name)
+            if name is not None and Target(revision.digest, revision.loader) in name.targets():
+                continue
+            if state.served.get(revision.served_name) == revision.lora_int_id:
+                remaining += 1
+                continue
+            if revision.in_flight or not await self._control.unload(revision.lora_int_id):
+                remaining += 1
+                continue
+            log.info("unloaded %s of %s", revision.digest[:19], revision.served_name)
+            removing = name is None or name.removing
+            crash_at("unload.unloaded" if removing else "switch.unloaded_previous")
+        return remaining
+
+    async def _ensure(self, name: ServedName, target: Target, *, publish: bool) -> None:
+        state = await self._control.state()
+        revision = state.find(name.served_name, target.digest, target.loader)
+        if revision is None:
+            self._desired.begin_load(target.digest, state.instance)
+            lora_int_id = await self._control.load(name.served_name, target.digest, target.loader)
+            crash_at("load.loaded")
+            pinned = False
+        else:
+            lora_int_id, pinned = revision.lora_int_id, revision.pinned
+        if pinned != name.pinned:
+            await self._control.pin(lora_int_id, pinned=name.pinned)
+        if publish:
+            await self._publish(name, target, lora_int_id, state)
+        self._desired.settle_load(proved=True)
+
+    async def _publish(
+        self, name: ServedName, target: Target, lora_int_id: int, state: EngineState
+    ) -> None:
+        """Point the name at the revision and prove that it answers; else put the old one back."""
+        if state.served.get(name.served_name) != lora_int_id:
+            await self._control.publish(name.served_name, lora_int_id)
+        elif target == name.current:
+            return  # published and proved before
+        crash_at("switch.published")
+        try:
+            await self._api.prove(name.served_name)
+        except EngineRejected:
+            await self._put_back(name, lora_int_id, state)
+            raise
+        crash_at("switch.probed")
+
+    async def _put_back(self, name: ServedName, refused: int, state: EngineState) -> None:
+        old = None
+        if name.current is not None:
+            old = state.find(name.served_name, name.current.digest, name.current.loader)
+        if old is not None and old.lora_int_id != refused:
+            await self._control.publish(name.served_name, old.lora_int_id)
+        else:
+            await self._control.unpublish(name.served_name)

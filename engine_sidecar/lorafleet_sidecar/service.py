@@ -1,0 +1,106 @@
+"""The gRPC servicer: request -> agent -> response. No logic of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+from lorafleet.errors import LorafleetError
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
+
+from lorafleet_sidecar.agent import LoadWish
+from lorafleet_sidecar.grpc_errors import abort, abort_unexpected
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import grpc.aio
+
+    from lorafleet_sidecar.agent import Agent
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SidecarService"].full_name
+# A burst of changes becomes one message: watchers hear at most this often.
+_WATCH_PAUSE_SECONDS = 0.05
+
+if TYPE_CHECKING:
+    _Context = grpc.aio.ServicerContext[Any, Any]
+    _Handler = Callable[[Any, Any, _Context], Awaitable[Any]]
+
+
+def _answers_errors(handler: _Handler) -> _Handler:
+    """Turn errors of a unary method into a status, a line and a reason."""
+
+    @functools.wraps(handler)
+    async def answer(self: Any, request: Any, context: _Context) -> Any:
+        try:
+            return await handler(self, request, context)
+        except LorafleetError as error:
+            await abort(context, error)
+        except Exception as error:
+            await abort_unexpected(context, error)
+
+    return answer
+
+
+class SidecarServicer(pb_grpc.SidecarServiceServicer):
+    """All methods but StageAdapter and SendChunks, which are `transfer_service`'s."""
+
+    def __init__(self, agent: Agent, default_drain_seconds: float) -> None:
+        self._agent = agent
+        self._default_drain_seconds = default_drain_seconds
+
+    @_answers_errors
+    async def LoadAdapter(  # noqa: N802 - gRPC's name
+        self, request: pb.LoadAdapterRequest, context: _Context
+    ) -> pb.LoadAdapterResponse:
+        """Load a staged revision; see `Agent.load`."""
+        loaded = await self._agent.load(
+            LoadWish(
+                adapter=request.adapter,
+                served_name=request.served_name,
+                digest=request.digest,
+                loader=request.loader or "direct",
+                pinned=request.pinned,
+                publish=request.publish,
+                drain_seconds=request.drain_timeout_seconds or self._default_drain_seconds,
+            )
+        )
+        return pb.LoadAdapterResponse(loaded=loaded)
+
+    @_answers_errors
+    async def UnloadAdapter(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: _Context
+    ) -> pb.UnloadAdapterResponse:
+        """Unload a served name; see `Agent.unload`."""
+        await self._agent.unload(
+            request.adapter,
+            request.served_name,
+            drain_seconds=request.drain_timeout_seconds or self._default_drain_seconds,
+            drop_staged=request.drop_staged,
+        )
+        return pb.UnloadAdapterResponse()
+
+    @_answers_errors
+    async def ListAdapters(  # noqa: N802
+        self, request: pb.ListAdaptersRequest, context: _Context
+    ) -> pb.ListAdaptersResponse:
+        """Return the inventory after a fresh look at the engine."""
+        await self._agent.look()
+        return pb.ListAdaptersResponse(inventory=self._agent.board.current)
+
+    @_answers_errors
+    async def GetEngineProfile(  # noqa: N802
+        self, request: pb.GetEngineProfileRequest, context: _Context
+    ) -> pb.GetEngineProfileResponse:
+        """Return the newest profile of the engine."""
+        return pb.GetEngineProfileResponse(profile_json=self._agent.profiles.get().to_json())
+
+    async def WatchEngine(  # noqa: N802
+        self, request: pb.WatchEngineRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchEngineResponse]:
+        """Stream the inventory now and after each change."""
+        async for inventory in self._agent.board.watch():
+            yield pb.WatchEngineResponse(inventory=inventory)
+            await asyncio.sleep(_WATCH_PAUSE_SECONDS)
