@@ -96,12 +96,13 @@ def test_pinned_requirements_name_no_registry(path):
 
 def test_links_and_concepts_of_the_documents_exist():
     """Every link and every path in the first columns of README and docs names a file."""
-    missing = []
-    for document in [REPOSITORY / "README.md", *tracked("docs/*.md")]:
-        text = document.read_text()
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
-            if not (document.parent / target).exists():
-                missing.append(f"{document.name}: {target}")
+    link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+    missing = [
+        f"{document.name}: {target}"
+        for document in [REPOSITORY / "README.md", *tracked("docs/*.md")]
+        for target in link.findall(document.read_text())
+        if not (document.parent / target).exists()
+    ]
     assert missing == []
 
 
