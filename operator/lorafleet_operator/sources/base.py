@@ -39,6 +39,10 @@ class Blob(Protocol):
     def revision(self) -> str:
         """Short form of the identity for people."""
 
+    @property
+    def linked(self) -> bool:
+        """Whether a link was followed to reach the file."""
+
     async def read(self, offset: int, length: int) -> Buffer:
         """Return exactly bytes `offset .. offset + length` of the file."""
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.errors import PathNotAllowed
+
+from lorafleet_operator.sources.credentials import read_secret
+from lorafleet_operator.sources.http import HttpSource
+from lorafleet_operator.sources.s3 import S3Source
+from lorafleet_operator.sources.volume import VolumeSource
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from lorafleet_operator.sources.base import Source
     from lorafleet_operator.sources.bounds import SourceSettings
@@ -18,7 +26,7 @@ def open_source(
     name: str,
     settings: SourceSettings,
     secret: Mapping[str, bytes] | None,
-    on_read: Callable[[int], None] | None = None,
+    on_read: Callable[[int], None] = lambda count: None,
 ) -> Source:
     """Return the source that `spec.source` describes; opens no connection.
 
@@ -30,4 +38,53 @@ def open_source(
     Raises `PathNotAllowed` for an address that the bounds forbid, `AccessDenied` for a Secret
     that is missing or lacks a key.
     """
-    raise NotImplementedError
+    spec = _as_mapping(source)
+    reference = (spec.get("credentialsSecretRef") or {}).get("name")
+    keys = read_secret(reference, secret, namespace)
+    given = {key: spec[key] for key in ("s3", "http", "persistentVolumeClaim") if spec.get(key)}
+    pickle = spec.get("allowPickle")
+    match given:
+        case {"s3": s3, **others} if not others:
+            return S3Source(
+                bucket=s3["bucket"],
+                prefix=s3.get("prefix") or "",
+                region=s3.get("region"),
+                endpoint=s3.get("endpoint"),
+                path_style=bool(s3.get("pathStyle")),
+                secret=keys,
+                settings=settings,
+                allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case {"http": http, **others} if not others:
+            return HttpSource(
+                url=http["url"],
+                secret=keys,
+                settings=settings,
+                allow_pickle=bool(pickle),
+                on_read=on_read,
+            )
+        case {"persistentVolumeClaim": claim, **others} if not others:
+            return VolumeSource(
+                volume_root=settings.volume_root,
+                namespace=namespace,
+                claim=claim["claimName"],
+                path=claim.get("path") or "",
+                settings=settings,
+                allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case _:
+            found = ", ".join(given) or "none"
+            raise PathNotAllowed(
+                f"{namespace}/{name}: spec.source needs exactly one of s3, http and "
+                f"persistentVolumeClaim, found {found}"
+            )
+
+
+def _as_mapping(source: Mapping[str, Any] | Any) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    # An API model: the same keys by their names in the manifest.
+    dumped: Mapping[str, Any] = source.model_dump(by_alias=True, exclude_none=True)
+    return dumped

@@ -1,0 +1,98 @@
+"""From named files to one adapter: which files it consists of and where its data lies.
+
+Reads the config and the header of each weights file, nothing else. The format of the weights is
+chosen by their content, not by the file's extension.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import InvalidAdapter, SourceNotFound, TooLarge
+
+from lorafleet_operator.sources import bounds
+from lorafleet_operator.sources.base import Blob, ResolvedAdapter, Tree
+from lorafleet_operator.sources.shards import read_shards
+from lorafleet_operator.sources.torch_file import is_torch_file, read_torch_file
+from lorafleet_operator.sources.weights import Weights, read_single, read_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+INDEX = "adapter_model.safetensors.index.json"
+PICKLES = ("adapter_model.bin", "adapter_model.pt")
+
+
+async def resolve(
+    tree: Tree,
+    settings: bounds.SourceSettings,
+    *,
+    allow_pickle: bool,
+    weights_name: str = WEIGHTS,
+) -> ResolvedAdapter:
+    """Return the adapter that the tree holds now.
+
+    Raises `SourceNotFound` naming the missing file, `InvalidAdapter` if the files cannot be an
+    adapter, `TooLarge` above a limit, and what the provider raises.
+    """
+    config = await tree.open(CONFIG)
+    if config is None:
+        raise SourceNotFound(f"{CONFIG} not found in {tree.uri}")
+    config_bytes = await read_whole(config, bounds.MAX_CONFIG_BYTES)
+    weights = await _find_weights(tree, settings, weights_name, allow_pickle=allow_pickle)
+    if weights.data_bytes > settings.max_adapter_bytes:
+        raise TooLarge(
+            f"{weights.blobs[0].name} has {weights.data_bytes} bytes of tensors, "
+            f"at most {settings.max_adapter_bytes} are allowed"
+        )
+    files = [config, *weights.blobs]
+    normalized = weights.normalized
+    if any(file.linked for file in files):
+        normalized += ("links followed, plain files staged",)
+    return ResolvedAdapter(
+        fingerprint=_fingerprint(files, weights.header_bytes, config_bytes),
+        header_bytes=weights.header_bytes,
+        config_bytes=config_bytes,
+        data_bytes=weights.data_bytes,
+        revision=weights.blobs[0].revision,
+        uri=tree.uri,
+        segments=weights.segments,
+        normalized=normalized,
+    )
+
+
+async def _find_weights(
+    tree: Tree, settings: bounds.SourceSettings, weights_name: str, *, allow_pickle: bool
+) -> Weights:
+    candidates = [weights_name]
+    if weights_name == WEIGHTS:
+        candidates += [INDEX, *PICKLES]
+    for name in candidates:
+        blob = await tree.open(name)
+        if blob is None:
+            continue
+        if name == INDEX:
+            return await read_shards(tree, blob, settings)
+        if is_torch_file(bytes(await blob.read(0, min(9, blob.size)))):
+            if not allow_pickle:
+                raise InvalidAdapter(
+                    f"{name} is a pickle, which this source does not allow; "
+                    f"save the adapter as {WEIGHTS}"
+                )
+            return await read_torch_file(blob, settings)
+        return await read_single(blob, settings)
+    wanted = " or ".join(filter(None, (", ".join(candidates[:-1]), candidates[-1])))
+    raise SourceNotFound(f"no {wanted} in {tree.uri}")
+
+
+def _fingerprint(files: Sequence[Blob], header_bytes: bytes, config_bytes: bytes) -> str:
+    parts = {
+        "files": [[file.name, file.size, file.identity] for file in files],
+        "header": hashlib.sha256(header_bytes).hexdigest(),
+        "config": hashlib.sha256(config_bytes).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
