@@ -5,7 +5,7 @@ setup:
 	@hack/setup
 
 demo: setup
-	@PYTHONPATH=hack .venv/bin/python -m demo
+	@PYTHONPATH=$(CURDIR)/hack .venv/bin/python -m demo
 
 test: setup
 	@hack/check

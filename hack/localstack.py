@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from localcluster import find_binary
 from processes import LocalProcess, answers, free_port, listens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-BINARIES = REPOSITORY / ".cache" / "bin"
 ENGINE_SECONDS = 420
 """How long an engine may take to start: 60-100 s on two idle cores."""
 
@@ -172,7 +171,7 @@ class LocalStack:
         process = self.start(
             "s3",
             [
-                *(BINARIES / "versitygw", "--port", f"127.0.0.1:{port}", "--quiet"),
+                *(find_binary("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet"),
                 *("--access", access_key, "--secret", secret_key, "--access-log", access_log),
                 # Beside the objects, because not every file system has extended attributes.
                 *("posix", "--sidecar", root / "metadata", root / "buckets"),

@@ -79,8 +79,11 @@ class LocalProcess:
     def wait_until(self, ready: Callable[[], bool], seconds: float, what: str = "ready") -> None:
         """Return when `ready()` is true; ProcessFailed if the process ends or time runs out first."""
         deadline = time.monotonic() + seconds
-        while not ready():
-            if not self.running:
+        while True:
+            ended = not self.running  # before the look: what it did last counts
+            if ready():
+                return
+            if ended:
                 raise ProcessFailed(
                     f"{self.name} ended with {self.popen.returncode}: {self.last_line()} "
                     f"(log: {self.log})"
