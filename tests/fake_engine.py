@@ -1,0 +1,421 @@
+"""A small real engine: the plugin's control socket and vLLM's HTTP API over a made-up model.
+
+It keeps vLLM's rules that matter to the sidecar: LoRA ids, slots, the `max_cpu_loras` LRU,
+requests in flight on the revision that they started on, refusals with vLLM's texts, and a new
+instance with each start. A completion's text is the first 12 digits of the revision's digest
+(or "base"), so a test sees which revision answered.
+
+`python fake_engine.py VOLUME PORT [--plain] [--deadly DIGEST]` runs one as a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BASE = "tiny/qwen3-dense"
+
+
+@dataclass
+class Behaviour:
+    """How the engine is set up and which misfortunes await it."""
+
+    plugin: bool = True
+    compat: str = "ok"
+    lora_enabled: bool = True
+    api_servers: int = 1
+    api_key: str = ""
+    runtime_updates: bool = True
+    max_loras: int = 2
+    max_cpu_loras: int = 3
+    workers: int = 1
+    load_seconds: float = 0.0
+    refuse: dict[str, str] = field(default_factory=dict)  # digest -> text
+    deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
+    unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
+    mute: set[str] = field(default_factory=set)  # digests that answer no probe
+
+
+@dataclass
+class Revision:
+    """One loaded LoRA id."""
+
+    lora_int_id: int
+    served_name: str
+    digest: str
+    path: str
+    in_flight: int = 0
+    pinned: bool = False
+
+
+class Refused(Exception):
+    """An answer that is not 200."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(body)
+        self.status, self.body = status, body
+
+
+class FakeEngine:
+    """One engine; `start` and `kill` may alternate."""
+
+    def __init__(self, volume: Path, behaviour: Behaviour | None = None, port: int = 0) -> None:
+        self.volume = volume
+        self.behaviour = behaviour or Behaviour()
+        self.port = port
+        self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
+        self.alive = False
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """The base URL of the HTTP API."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> FakeEngine:
+        """Start a new instance that knows nothing of the one before."""
+        self.instance = secrets.token_hex(8)
+        self.started = time.time()
+        self.revisions: dict[int, Revision] = {}
+        self.served: dict[str, int] = {}
+        self.stock: dict[str, Revision] = {}
+        self.host: OrderedDict[int, None] = OrderedDict()
+        self.gpu: OrderedDict[int, None] = OrderedDict()
+        self.counts = {"loads": 0, "evictions": 0, "rebuilds": 0, "offloads": 0}
+        self._next_id = 1
+        self._release = asyncio.Event()
+        http = await asyncio.start_server(self._serve_http, "127.0.0.1", self.port)
+        self.port = http.sockets[0].getsockname()[1]
+        self._servers = [http]
+        if self.behaviour.plugin:
+            socket = self.volume / "run" / "engine.sock"
+            socket.parent.mkdir(parents=True, exist_ok=True)
+            socket.unlink(missing_ok=True)
+            self._servers.append(await asyncio.start_unix_server(self._serve_socket, socket))
+        self.alive = True
+        return self
+
+    async def kill(self) -> None:
+        """End as a killed process does: every connection breaks, the socket file stays."""
+        self.alive = False
+        for server in self._servers:
+            server.close()
+        for task in tuple(self._connections):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.sleep(0)
+
+    def release(self) -> None:
+        """Let every held request end."""
+        self._release.set()
+        self._release = asyncio.Event()
+
+    # HTTP/1.1, as much as httpx needs.
+
+    async def _serve_http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._serve(reader, writer, self._http)
+
+    async def _serve_socket(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await self._serve(reader, writer, self._control)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Any
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while self.alive:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                method, path, _ = head.split("\r\n")[0].split(" ")
+                headers = {
+                    key.lower(): value
+                    for key, _, value in (line.partition(": ") for line in head.split("\r\n")[1:])
+                }
+                raw = await reader.readexactly(int(headers.get("content-length", "0")))
+                body = json.loads(raw) if raw else {}
+                try:
+                    status, content = 200, await answer(method, path, body, headers)
+                except Refused as error:
+                    status, content = error.status, error.body
+                if not self.alive:
+                    return
+                text = content if isinstance(content, str) else json.dumps(content)
+                data = text.encode()
+                writer.write(
+                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+                )
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client went away, or this engine was killed
+        finally:
+            self._connections.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    # The plugin's control socket.
+
+    async def _control(
+        self, method: str, path: str, body: dict[str, Any], _headers: dict[str, str]
+    ) -> Any:
+        behaviour = self.behaviour
+        match method, path:
+            case "GET", "/v1/handshake":
+                return {
+                    "instance": self.instance,
+                    "pid": os.getpid(),
+                    "plugin_version": "0.1.0",
+                    "vllm_version": "0.32.0",
+                    "compat": behaviour.compat,
+                    "lora_enabled": behaviour.lora_enabled,
+                    "base_models": [BASE],
+                    "api_servers": behaviour.api_servers,
+                }
+            case "GET", "/v1/profile":
+                return {
+                    "base_model": BASE,
+                    "dtype": "bfloat16",
+                    "max_lora_rank": 8,
+                    "max_loras": behaviour.max_loras,
+                    "max_cpu_loras": behaviour.max_cpu_loras,
+                    "vllm_version": "0.32.0",
+                    "modules": [],
+                }
+            case "GET", "/v1/state":
+                return self._state()
+            case "POST", "/v1/load":
+                return {"lora_int_id": await self._load(**body), "seconds": 0.001}
+            case "POST", "/v1/publish":
+                previous = self.served.get(body["served_name"])
+                if body["lora_int_id"] not in self.revisions:
+                    raise Refused(404, {"error": f"no lora_int_id {body['lora_int_id']}"})
+                self.served[body["served_name"]] = body["lora_int_id"]
+                return {"previous": previous}
+            case "POST", "/v1/unpublish":
+                return {"previous": self.served.pop(body["served_name"], None)}
+            case "POST", "/v1/pin":
+                self.revisions[body["lora_int_id"]].pinned = body["pinned"]
+                return {}
+            case "POST", "/v1/unload":
+                return self._unload(body["lora_int_id"])
+        raise Refused(404, {"error": f"no {method} {path}"})
+
+    async def _load(self, served_name: str, digest: str, loader: str) -> int:
+        folder = self.volume / "revisions" / digest.removeprefix("sha256:")
+        path = str(folder / loader)
+        for each in self.revisions.values():
+            if (each.served_name, each.path) == (served_name, path):
+                return each.lora_int_id
+        await self._before_load(served_name, digest)
+        if not (folder / "revision.json").is_file():
+            raise Refused(404, {"error": f"no revision at {folder}"})
+        revision = Revision(self._next_id, served_name, digest, path)
+        self._next_id += 1
+        self.revisions[revision.lora_int_id] = revision
+        self.counts["loads"] += 1
+        self._activate(revision.lora_int_id)
+        return revision.lora_int_id
+
+    async def _before_load(self, served_name: str, digest: str) -> None:
+        self.loads.append((served_name, digest))
+        await asyncio.sleep(self.behaviour.load_seconds)
+        if digest in self.behaviour.deadly:
+            await self.kill()
+            raise asyncio.CancelledError
+        if digest in self.behaviour.refuse:
+            raise Refused(500, {"error": self.behaviour.refuse[digest]})
+
+    def _activate(self, lora_int_id: int) -> None:
+        self.host[lora_int_id] = None
+        self.host.move_to_end(lora_int_id)
+        self.gpu[lora_int_id] = None
+        self.gpu.move_to_end(lora_int_id)
+        while len(self.gpu) > self.behaviour.max_loras:
+            self.gpu.popitem(last=False)
+        evictable = [i for i in self.host if not self._kept(i) and i != lora_int_id]
+        while len(self.host) > self.behaviour.max_cpu_loras and evictable:
+            victim = evictable.pop(0)
+            del self.host[victim]
+            self.gpu.pop(victim, None)
+            self.counts["evictions"] += 1
+
+    def _kept(self, lora_int_id: int) -> bool:
+        revision = self.revisions[lora_int_id]
+        return revision.pinned or revision.in_flight > 0
+
+    def _unload(self, lora_int_id: int) -> dict[str, Any]:
+        revision = self.revisions.get(lora_int_id)
+        if revision is None:
+            return {}
+        if lora_int_id in self.served.values() or revision.in_flight:
+            raise Refused(409, {"error": f"lora_int_id {lora_int_id} is published or in flight"})
+        del self.revisions[lora_int_id]
+        self.host.pop(lora_int_id, None)
+        self.gpu.pop(lora_int_id, None)
+        return {}
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "instance": self.instance,
+            "served": self.served,
+            "revisions": {
+                str(each.lora_int_id): {
+                    "revision": f"{each.served_name}@{each.digest[7:19]}",
+                    "path": each.path,
+                    "in_flight": each.in_flight,
+                    "pinned": each.pinned,
+                }
+                for each in self.revisions.values()
+            },
+            "workers": [
+                {
+                    "rank": rank,
+                    "gpu": list(self.gpu),
+                    "host": list(self.host),
+                    "slot_bytes": 1 << 20,
+                    "resident_host_bytes": 1 << 28,
+                    "seconds": {"fill": 0.25},
+                    **self.counts,
+                }
+                for rank in range(self.behaviour.workers)
+            ],
+        }
+
+    # vLLM's own API.
+
+    async def _http(
+        self, method: str, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> Any:
+        behaviour = self.behaviour
+        guarded = path.startswith("/v1") and behaviour.api_key
+        if guarded and headers.get("authorization") != f"Bearer {behaviour.api_key}":
+            raise Refused(401, {"error": "Unauthorized"})
+        if path.endswith("load_lora_adapter") and not behaviour.runtime_updates:
+            raise Refused(404, {"detail": "Not Found"})
+        match method, path:
+            case "GET", "/health":
+                return ""
+            case "GET", "/metrics":
+                return self._metrics()
+            case "GET", "/v1/models":
+                return {"data": self._cards()}
+            case "POST", "/v1/completions":
+                return await self._complete(body)
+            case "POST", "/v1/load_lora_adapter":
+                await self._stock_load(body["lora_name"], body["lora_path"])
+                return "Success"
+            case "POST", "/v1/unload_lora_adapter":
+                if self.stock.pop(body["lora_name"], None) is None:
+                    raise Refused(
+                        404, {"error": {"message": f"LoRA adapter {body['lora_name']} not found"}}
+                    )
+                return "Success"
+            case "POST", "/test/release":
+                self.release()
+                return {}
+            case "GET", "/test/loads":
+                return self.loads
+        raise Refused(405 if path == "/v1/load_lora_adapter" else 404, {"detail": "Not Found"})
+
+    def _metrics(self) -> str:
+        names = ",".join(each.served_name for each in self.stock.values() if each.in_flight)
+        lines = [
+            "# TYPE vllm:num_requests_running gauge",
+            "vllm:num_requests_running 0",
+            "# TYPE process_start_time_seconds gauge",
+            f"process_start_time_seconds {self.started}",
+        ]
+        if self.behaviour.lora_enabled:
+            labels = f'max_lora="{self.behaviour.max_loras}",running_lora_adapters="{names}"'
+            lines += [
+                "# TYPE vllm:lora_requests_info gauge",
+                f'vllm:lora_requests_info{{{labels},waiting_lora_adapters=""}} {time.time()}',
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _cards(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = [{"id": BASE, "root": BASE, "parent": None}]
+        revisions = {name: self.revisions[i] for name, i in self.served.items()} | self.stock
+        for name, revision in revisions.items():
+            if name not in self.behaviour.unlisted:
+                cards.append({"id": name, "root": revision.path, "parent": BASE})
+        return cards
+
+    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        model = body["model"]
+        if model == BASE:
+            return {"choices": [{"text": "base"}]}
+        if model in self.stock:
+            revision = self.stock[model]
+        elif model in self.served:
+            revision = self.revisions[self.served[model]]
+            if revision.lora_int_id not in self.host:
+                self.counts["rebuilds"] += 1
+            self._activate(revision.lora_int_id)
+        else:
+            message = f"The model `{model}` does not exist."
+            raise Refused(404, {"error": {"message": message}})
+        if revision.digest in self.behaviour.mute:
+            raise Refused(500, {"error": {"message": "EngineCore encountered an issue"}})
+        revision.in_flight += 1
+        try:
+            if body.get("hold"):
+                await self._release.wait()
+        finally:
+            revision.in_flight -= 1
+        return {"choices": [{"text": revision.digest[7:19]}]}
+
+    async def _stock_load(self, name: str, path: str) -> None:
+        digest = "sha256:" + Path(path).name
+        if name in self.stock:
+            message = f"The lora adapter '{name}' has already been loaded."
+            raise Refused(400, {"error": {"message": message}})
+        if not self.behaviour.lora_enabled:
+            message = "Call to add_lora method failed: LoRA is not enabled. Use --enable-lora"
+            raise Refused(500, {"error": {"message": message}})
+        try:
+            await self._before_load(name, digest)
+        except Refused as error:
+            raise Refused(500, {"error": {"message": error.body["error"]}}) from None
+        if not (Path(path) / "adapter_model.safetensors").is_file():
+            raise Refused(404, {"error": {"message": f"No adapter found for {path}"}})
+        self.stock[name] = Revision(self._next_id, name, digest, path)
+        self._next_id += 1
+
+
+class ProcessEngine(FakeEngine):
+    """The same, in a process of its own: a deadly load ends that process."""
+
+    async def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("volume", type=Path)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--deadly", action="append", default=[])
+    parser.add_argument("--plain", action="store_true", help="without the plugin")
+    arguments = parser.parse_args()
+    behaviour = Behaviour(plugin=not arguments.plain, deadly=set(arguments.deadly))
+    engine = await ProcessEngine(arguments.volume, behaviour, arguments.port).start()
+    print(engine.port, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
