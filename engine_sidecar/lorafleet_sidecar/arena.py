@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import mmap
 import os
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from lorafleet_sidecar.allocator import ALIGNMENT, Extent
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 NAME = "arena"
 _KEEP_SIZE = 0x01
@@ -100,10 +103,13 @@ class Arena:
         _allocate(self._descriptor, extent, self.path)
 
     def close(self) -> None:
-        """Unmap the file. Raises BufferError while a view of it is alive."""
-        self.view.release()
-        self._map.close()
+        """Let the file go; the mapping ends with the last view of it."""
         os.close(self._descriptor)
+        try:
+            self.view.release()
+            self._map.close()
+        except BufferError:
+            log.debug("%s is still being viewed; the last view unmaps it", self.path)
 
 
 def _completed_mark(volume: Path) -> Path:

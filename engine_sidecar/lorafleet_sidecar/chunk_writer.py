@@ -28,18 +28,16 @@ class ChunkWriter:
         self._adapter = plan.manifest.adapter
         self._entries = {offset: index for index, (offset, _) in enumerate(plan.chunks)}
         start = directory.extent.offset + len(plan.layout.image_header)
-        self._image = arena.view[start : start + plan.layout.data_bytes]
-        self._converter = Converter(plan.header, self._image, self._adapter)
+        image = arena.view[start : start + plan.layout.data_bytes]
+        self._converter = Converter(plan.header, image, self._adapter)
         self._gate = directory.gate()
         self._received = directory.received()
         self._generation = self._gate.generation()
 
     def close(self) -> None:
-        """Close files and views; no write may be under way."""
-        self._gate.dispose()
-        self._received.dispose()
-        del self._converter
-        self._image.release()
+        """Close the files; no write may be under way."""
+        self._gate.close()
+        self._received.close()
 
     def write(self, chunk: ChunkFrame) -> int:
         """Check one chunk, put it into the image and note it; return its bytes.

@@ -28,7 +28,7 @@ class Gate:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def dispose(self) -> None:
+    def close(self) -> None:
         """Close the descriptor (the gate stays as it is)."""
         os.close(self._descriptor)
 

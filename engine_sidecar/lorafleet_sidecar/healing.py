@@ -60,7 +60,7 @@ def _shut(volume: Path, staging_id: str) -> None:
     try:
         gate.shut()  # a receiver of a killed sidecar may still be dying
     finally:
-        gate.dispose()
+        gate.close()
 
 
 def _is_exported(volume: Path, digest: str) -> bool:

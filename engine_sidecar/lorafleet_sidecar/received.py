@@ -30,7 +30,7 @@ class ReceivedMap:
         """Write the map of a transfer of which nothing has arrived."""
         path.write_bytes(bytes(chunks))
 
-    def dispose(self) -> None:
+    def close(self) -> None:
         """Unmap and close."""
         self._map.close()
         os.close(self._descriptor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import (
@@ -137,11 +136,6 @@ class Stagings:
 
     def _activate(self, entry: StagingEntry, plan: StagingPlan) -> ActiveStaging:
         directory = StagingDirectory.find(self.store.volume, entry.staging_id)
-        gate = directory.gate()
-        try:
-            gate.open()  # at once: whoever used it last has shut it
-        finally:
-            gate.dispose()
         return ActiveStaging(self, entry, plan, directory)
 
     def _expire(self, entry: StagingEntry) -> None:
@@ -170,6 +164,8 @@ class ActiveStaging:
         self._stagings = stagings
         self._entry = entry
         self._directory = directory
+        self._gate = directory.gate()
+        self._gate.open()  # at once: whoever used it last has shut it
         self._writer = ChunkWriter(directory, plan, stagings.store.arena)
         self._received = directory.received()
         self._awaited = self._received.missing()
@@ -207,22 +203,22 @@ class ActiveStaging:
         await asyncio.shield(self._stagings.spawn(self._end()))
 
     async def _end(self) -> None:
-        if self._commit is not None:
-            await asyncio.wait([self._commit])
-            self._keep = self._keep and self._commit.exception() is not None
-        await self._stagings.run(self._shut)
-        refused = self._directory.is_refused()
-        left = set(self.missing())
-        self._stagings.received_bytes += sum(
-            self.plan.chunks[index][1] for index in self._awaited if index not in left
-        )
-        self._writer.close()
-        self._received.dispose()
-        if self._keep and not refused:
-            self._stagings.expire_later(self._entry)
-        else:
-            self._stagings.store.discard(self.staging_id)  # no-op after a commit
-        self._stagings.ended(self._entry)
+        try:
+            if self._commit is not None:
+                await asyncio.wait([self._commit])
+            await self._stagings.run(self._gate.shut)
+            left = set(self.missing())
+            self._stagings.received_bytes += sum(
+                self.plan.chunks[index][1] for index in self._awaited if index not in left
+            )
+            if self._keep and not self._directory.is_refused():
+                self._stagings.expire_later(self._entry)
+            else:
+                self._stagings.store.discard(self.staging_id)
+        finally:
+            for opened in (self._writer, self._received, self._gate):
+                opened.close()
+            self._stagings.ended(self._entry)
 
     async def _verify_and_commit(self) -> StagedRevisionInfo:
         run, store, plan = self._stagings.run, self._stagings.store, self.plan
@@ -232,7 +228,7 @@ class ActiveStaging:
                 f"adapter {plan.manifest.adapter}: commit with {len(missing)} of "
                 f"{len(plan.chunks)} chunks missing (first: {missing[0]})"
             )
-        await run(self._shut)
+        await run(self._gate.shut)
         extent, layout = self._entry.extent, plan.layout
         try:
             digest: str = await run(
@@ -254,16 +250,8 @@ class ActiveStaging:
             notes=(*layout.normalized, *layout.notes),
             sources={plan.manifest.fingerprint: plan.layout_key},
         )
-        return replace(
-            store.commit(self.staging_id, revision), fingerprint=plan.manifest.fingerprint
-        )
-
-    def _shut(self) -> None:
-        gate = self._directory.gate()
-        try:
-            gate.shut()
-        finally:
-            gate.dispose()
+        self._keep = False  # the index has no reservation any more
+        return store.commit(self.staging_id, revision)
 
 
 def check_digest(plan: StagingPlan, digest: str) -> None:

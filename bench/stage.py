@@ -1,0 +1,296 @@
+"""Bytes per second into the arena: gRPC beside a raw loopback socket, in one run.
+
+    python bench/stage.py [--gib 2] [--streams 1,2,4] [--chunk-mib 4] [--volume /dev/shm]
+
+Every row moves the same bytes from a sender process (which has them in memory) into a mapped
+arena file in another process:
+
+- raw: one TCP connection, `recv_into` the mapped memory; nothing else is done with the bytes.
+- grpc, K streams: StageAdapter accepts, the chunks go over K connections (K = 1: the
+  StageAdapter stream itself; K > 1: SendChunks to K receiver processes, from K sender
+  processes), every chunk's crc32c is checked, every value is checked to be finite, the
+  received map is kept. The commit (SHA-256 of every tensor, index) is timed apart.
+
+The last lines show the resident memory of the process that received on one stream: anonymous
+pages apart from the arena's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import grpc.aio
+import numpy as np
+from lorafleet import frames
+from lorafleet.header import parse_header
+from lorafleet.layout import chunk_plan
+from lorafleet.profile import EngineProfile, LoraModule
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_sidecar.store import RevisionStore
+from lorafleet_sidecar.transfer_service import (
+    MESSAGE_OPTIONS,
+    TransferSettings,
+    add_transfer_service,
+)
+
+SERVICE = "/lorafleet.v1alpha1.SidecarService/"
+WIDTH, RANK = 4096, 64
+PAIR_BYTES = 2 * WIDTH * RANK * 2  # A and B of one module, 1 MiB
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def adapter_of(size: int) -> tuple[bytes, bytes, int, EngineProfile]:
+    """Return header, config, data bytes and engine profile of an adapter of about `size`."""
+    pairs = max(1, size // PAIR_BYTES)
+    names = [f"model.layers.{index}.self_attn.q_proj" for index in range(pairs)]
+    entries: dict[str, Any] = {}
+    at = 0
+    for name in names:
+        for side, shape in (("A", [RANK, WIDTH]), ("B", [WIDTH, RANK])):
+            end = at + WIDTH * RANK * 2
+            entries[f"base_model.model.{name}.lora_{side}.weight"] = {
+                "dtype": "BF16", "shape": shape, "data_offsets": [at, end],
+            }  # fmt: skip
+            at = end
+    config = {
+        "peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"],
+        "base_model_name_or_path": "bench/base",
+    }  # fmt: skip
+    profile = EngineProfile(
+        base_model="bench/base", dtype="bfloat16", max_lora_rank=RANK, num_hidden_layers=pairs,
+        modules=tuple(LoraModule(name, WIDTH, WIDTH) for name in names),
+    )  # fmt: skip
+    return json.dumps(entries).encode(), json.dumps(config).encode(), at, profile
+
+
+def source_bytes(size: int) -> memoryview:
+    """Return `size` bytes of finite bfloat16 values, resident in this process."""
+    one = np.random.default_rng(0).integers(0, 0x7F00, 1 << 20, np.uint16)
+    return memoryview(np.resize(one, size // 2)).cast("B")
+
+
+# The raw socket.
+
+
+def raw_sender(port: int, size: int, ready: Any) -> None:
+    data = source_bytes(size)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        ready.wait()
+        connection.sendall(data)
+
+
+def raw_receiver(listener: socket.socket, path: Path, size: int, ready: Any, out: Any) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    view = memoryview(mmap.mmap(descriptor, size))
+    connection, _ = listener.accept()
+    ready.wait()
+    begin = time.perf_counter()
+    at = 0
+    while at < size:
+        got = connection.recv_into(view[at : at + (4 << 20)])
+        at += got
+    out.put(time.perf_counter() - begin)
+
+
+def measure_raw(path: Path, size: int) -> float:
+    """Return bytes per second of the raw socket into the mapped file."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready, out = SPAWN.Barrier(2), SPAWN.Queue()
+    port = listener.getsockname()[1]
+    workers = [
+        SPAWN.Process(target=raw_sender, args=(port, size, ready)),
+        SPAWN.Process(target=raw_receiver, args=(listener, path, size, ready, out)),
+    ]
+    for worker in workers:
+        worker.start()
+    seconds = out.get()
+    for worker in workers:
+        worker.join()
+    listener.close()
+    return size / seconds
+
+
+# gRPC.
+
+
+def serve(volume: Path, limit: int, size: int, receivers: int, pipe: Any) -> None:
+    asyncio.run(_serve(volume, limit, size, receivers, pipe))
+
+
+async def _serve(volume: Path, limit: int, size: int, receivers: int, pipe: Any) -> None:
+    profile = adapter_of(size)[3]
+    store = RevisionStore.open(volume, limit)
+    store.set_holds(())
+    server = grpc.aio.server(options=MESSAGE_OPTIONS)
+    settings = TransferSettings(receivers=receivers)
+    service = await add_transfer_service(server, store, lambda: profile, settings)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    pipe.send(port)
+    before = resident()
+    peak = before
+    while not pipe.poll():
+        peak = {name: max(peak[name], value) for name, value in resident().items()}
+        await asyncio.sleep(0.05)
+    pipe.send((before, peak, resident()))
+    await server.stop(None)
+    await service.close()
+
+
+def resident() -> dict[str, int]:
+    """Return this process's resident MiB: anonymous pages and shared (arena) pages."""
+    wanted = {"RssAnon": 0, "RssShmem": 0}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in wanted:
+            wanted[name] = int(rest.split()[0]) >> 10
+    return wanted
+
+
+def stripe_sender(
+    port: int, staging_id: str, at: int, step: int, size: int, chunk_bytes: int, ready: Any
+) -> None:
+    async def send() -> None:
+        chunks = prepared(size, chunk_bytes)[at::step]
+        options = (("grpc.max_send_message_length", 17 << 20),)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            call: Any = channel.stream_unary(SERVICE + "SendChunks")()
+            await call.write(frames.encode_staging_id(staging_id))
+            ready.wait()
+            for chunk in chunks:
+                await call.write(frames.encode_chunk(*chunk, frames.SEND_CHUNK_FIELD))
+            await call.done_writing()
+            await call
+        ready.wait()
+
+    asyncio.run(send())
+
+
+def prepared(size: int, chunk_bytes: int) -> list[tuple[int, int, memoryview]]:
+    """Return the chunks; checksums are made beforehand, as a source reader has them."""
+    data = source_bytes(size)
+    cuts = chunk_plan(parse_header(adapter_of(size)[0]), chunk_bytes)
+    pieces = [(offset, data[offset : offset + length]) for offset, length in cuts]
+    return [
+        (offset, google_crc32c.value(np.frombuffer(piece, np.uint8).tobytes()), piece)
+        for offset, piece in pieces
+    ]
+
+
+async def send_stream(
+    port: int, size: int, chunk_bytes: int, streams: int, fingerprint: str
+) -> tuple[float, float]:
+    """Return seconds until the last chunk was taken, and seconds of the commit."""
+    header, config, data_bytes, _ = adapter_of(size)
+    manifest = pb.AdapterManifest(
+        adapter="bench/adapter", fingerprint=fingerprint, safetensors_header=header,
+        adapter_config=config, data_bytes=data_bytes, chunk_bytes=chunk_bytes,
+    )  # fmt: skip
+    chunks = prepared(data_bytes, chunk_bytes) if streams == 1 else []
+    options = (("grpc.max_send_message_length", 17 << 20),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        call: Any = channel.stream_stream(
+            SERVICE + "StageAdapter", response_deserializer=pb.StageAdapterResponse.FromString
+        )()
+        await call.write(frames.encode_manifest(manifest.SerializeToString()))
+        accepted = (await call.read()).accepted
+        if streams == 1:
+            begin = time.perf_counter()
+            for chunk in chunks:
+                await call.write(frames.encode_chunk(*chunk))
+            # All but what lies in gRPC's window is taken; the commit waits for the rest.
+            sent = time.perf_counter()
+        else:
+            ready = SPAWN.Barrier(streams + 1)
+            senders = [
+                SPAWN.Process(
+                    target=stripe_sender,
+                    args=(p, accepted.staging_id, at, streams, data_bytes, chunk_bytes, ready),
+                )
+                for at, p in enumerate(accepted.receiver_ports)
+            ]
+            for sender in senders:
+                sender.start()
+            await asyncio.to_thread(ready.wait)
+            begin = time.perf_counter()
+            await asyncio.to_thread(ready.wait)
+            sent = time.perf_counter()
+            for sender in senders:
+                sender.join()
+        await call.write(frames.encode_commit())
+        committed = await call.read()
+        assert committed.WhichOneof("message") == "committed"
+        return sent - begin, time.perf_counter() - sent
+
+
+def measure_grpc(
+    volume: Path, limit: int, size: int, chunk_bytes: int, streams: int
+) -> tuple[float, float, Any]:
+    """Return bytes per second, seconds of the commit, and the receiver's memory."""
+    here, there = SPAWN.Pipe()
+    receivers = streams if streams > 1 else 0
+    server = SPAWN.Process(target=serve, args=(volume, limit, size, receivers, there))
+    server.start()
+    port = here.recv()
+    times = asyncio.run(send_stream(port, size, chunk_bytes, streams, f"{streams}-{time.time()}"))
+    here.send("stop")
+    memory = here.recv()
+    server.join()
+    return size / times[0], times[1], memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--streams", default="1,2")
+    parser.add_argument("--chunk-mib", type=float, default=4.0)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--volume", type=Path, default=Path("/dev/shm"))
+    args = parser.parse_args()
+    size = adapter_of(int(args.gib * (1 << 30)))[2]
+    limit = size + (16 << 20)
+    chunk_bytes = int(args.chunk_mib * (1 << 20))
+    print(f"{size / 1e9:.2f} GB, chunks of {args.chunk_mib:g} MiB, {os.cpu_count()} cores, "
+          f"Python {sys.version.split()[0]}, grpcio {grpc.__version__}; best of {args.repeat}")  # fmt: skip
+    memory: Any = None
+    raw = 0.0
+    rows = {int(k): (0.0, 0.0) for k in args.streams.split(",")}
+    for _ in range(args.repeat):
+        volume = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir=args.volume))
+        try:
+            RevisionStore.open(volume, limit).close()
+            raw = max(raw, measure_raw(volume / "arena", size))
+            for streams in rows:
+                rate, commit, seen = measure_grpc(volume, limit, size, chunk_bytes, streams)
+                rows[streams] = max(rows[streams], (rate, commit))
+                memory = seen if streams == 1 else memory
+                shutil.rmtree(volume)
+                volume.mkdir()
+        finally:
+            shutil.rmtree(volume, ignore_errors=True)
+    print(f"{'raw socket':<16}{raw / 1e9:8.2f} GB/s")
+    for streams, (rate, commit) in rows.items():
+        print(f"grpc, {streams} stream{'s' * (streams > 1):<4}{rate / 1e9:8.2f} GB/s   {rate / raw:5.2f} of raw   "
+              f"commit {commit:.2f} s")  # fmt: skip
+    if memory:
+        before, peak, after = memory
+        print(f"receiving process, one stream: anonymous {before['RssAnon']} MiB before, "
+              f"{peak['RssAnon']} MiB at most, {after['RssAnon']} MiB after; "
+              f"mapped arena {peak['RssShmem']} MiB")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

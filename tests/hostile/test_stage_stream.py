@@ -1,0 +1,453 @@
+"""Broken and malicious transfers: each gets its reason, and no arena space leaks.
+
+Not here: what preflight refuses in an adapter (tests of `lorafleet.layout`), and kills of the
+processes (test_stage_kill.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import ml_dtypes
+import numpy as np
+import pytest
+from lorafleet import frames
+from lorafleet.errors import EngineUnreachable
+from lorafleet_sidecar.transfer_service import TransferSettings
+from staging_builders import engine_profile, source_adapter
+from staging_client import StageCall, reason, send_stripe, stage
+from staging_server import LIMIT, Serving, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from lorafleet.profile import EngineProfile
+    from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+EXTENT = 2 << 20  # what each small adapter takes
+ADAPTER = source_adapter(1)
+CUTS = ADAPTER.cuts()
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    path = tempfile.mkdtemp(prefix="lorafleet-test-", dir=memory if memory.is_dir() else None)
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def sidecar(volume: Path) -> AsyncIterator[Serving]:
+    async with serving(volume) as running:
+        yield running
+
+
+async def failure(call: StageCall) -> grpc.aio.AioRpcError:
+    """Return the error that the call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.answer()
+    return caught.value
+
+
+async def refusal(sidecar: Serving, manifest: pb.AdapterManifest) -> grpc.aio.AioRpcError:
+    """Return the error that `manifest` is answered with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await StageCall(sidecar.channel).manifest(manifest)
+    return caught.value
+
+
+def reserved(sidecar: Serving) -> int:
+    usage = sidecar.store.usage()
+    assert usage.used + usage.reserved == sum(e.size for e in sidecar.store.extents())
+    assert usage.limit == LIMIT
+    return usage.reserved
+
+
+async def assert_resumes(sidecar: Serving, received: list[int]) -> None:
+    """The transfer goes on with exactly the chunks that have not arrived."""
+    revision, sent = await stage(sidecar.channel, ADAPTER)
+    assert sent == [index for index in range(len(CUTS)) if index not in received]
+    assert [info.digest for info in sidecar.store.revisions()] == [revision.digest]
+    assert reserved(sidecar) == 0
+
+
+async def test_an_adapter_is_staged_whole(sidecar: Serving) -> None:
+    revision, sent = await stage(sidecar.channel, ADAPTER)
+    assert sent == list(range(len(CUTS)))
+    assert len(CUTS) > 3
+    assert (revision.size_bytes, revision.rank, revision.adapter) == (EXTENT, 8, ADAPTER.name)
+    again, sent = await stage(sidecar.channel, ADAPTER)
+    assert (again, sent) == (revision, [])
+    facts = json.loads((sidecar.store.revision_dir(revision.digest) / "revision.json").read_bytes())
+    module = facts["modules"]["model.layers.1.self_attn.v_proj"]
+    start = facts["data_offset"] + module["b"]["offset"]
+    size = 2048 * 8 * 2
+    assert ADAPTER.data.endswith(bytes(sidecar.store.arena.view[start : start + size]))
+    assert sidecar.service.received_bytes == len(ADAPTER.data)
+
+
+async def test_a_wrong_checksum_ends_the_stream_and_costs_only_that_chunk(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    offset, crc32c, data = ADAPTER.chunk(*CUTS[1])
+    await call.chunk(offset, crc32c ^ 1, data)
+    error = await failure(call)
+    assert reason(error) == "TransferInterrupted"
+    assert error.code() == grpc.StatusCode.ABORTED
+    assert f"has crc32c {crc32c:08x}, expected {crc32c ^ 1:08x}" in (error.details() or "")
+    assert reserved(sidecar) == EXTENT
+    await assert_resumes(sidecar, [0])
+
+
+async def test_another_digest_than_promised_is_refused_and_nothing_kept(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest(expected_digest="sha256:" + "0" * 64))
+    for cut in CUTS:
+        await call.chunk(*ADAPTER.chunk(*cut))
+    await call.raw(frames.encode_commit())
+    error = await failure(call)
+    assert reason(error) == "DigestMismatch"
+    assert "promised was sha256:000" in (error.details() or "")
+    assert sidecar.store.extents() == []
+    assert sidecar.store.revisions() == []
+
+
+async def test_a_present_revision_is_also_held_against_the_promised_digest(
+    sidecar: Serving,
+) -> None:
+    await stage(sidecar.channel, ADAPTER)
+    error = await refusal(sidecar, ADAPTER.manifest(expected_digest="sha256:" + "0" * 64))
+    assert reason(error) == "DigestMismatch"
+    assert len(sidecar.store.revisions()) == 1
+
+
+OFFSET, LENGTH = CUTS[1]
+OUT_OF_PLAN = {
+    "behind the data": (len(ADAPTER.data), LENGTH),
+    "far behind the data": (1 << 63, LENGTH),
+    "between two cuts": (OFFSET + 2, LENGTH),
+    "longer than its cut": (OFFSET, LENGTH + 2),
+    "over two cuts": (OFFSET, LENGTH * 2),
+    "shorter than its cut": (OFFSET, LENGTH - 2),
+    "empty": (OFFSET, 0),
+}
+
+
+@pytest.mark.parametrize("offset_length", OUT_OF_PLAN.values(), ids=OUT_OF_PLAN)
+async def test_a_chunk_that_the_plan_does_not_hold_is_refused(
+    sidecar: Serving, offset_length: tuple[int, int]
+) -> None:
+    offset, length = offset_length
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(offset, *ADAPTER.chunk(0, length)[1:])
+    error = await failure(call)
+    assert reason(error) == "TransferInterrupted"
+    assert f"chunk of {length} bytes at offset {offset} is not in the plan" in (
+        error.details() or ""
+    )
+    await assert_resumes(sidecar, [])
+
+
+async def test_a_chunk_that_came_before_is_refused(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    error = await failure(call)
+    assert (reason(error), error.details()) == ("TransferInterrupted", "chunk 0 was sent twice")
+    await assert_resumes(sidecar, [0])
+
+
+HUGE = 1 << 60
+HUGE_HEADER = json.dumps(
+    {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": {
+            "dtype": "BF16",
+            "shape": [HUGE // 2],
+            "data_offsets": [0, HUGE],
+        }
+    }
+).encode()
+
+
+@pytest.mark.parametrize("header", [ADAPTER.header, HUGE_HEADER], ids=["short header", "in both"])
+async def test_a_promise_of_2_to_the_60_bytes_allocates_nothing(
+    sidecar: Serving, header: bytes
+) -> None:
+    manifest = ADAPTER.manifest(data_bytes=HUGE, safetensors_header=header, chunk_bytes=65536)
+    error = await refusal(sidecar, manifest)
+    assert reason(error) == "TooLarge"
+    assert str(HUGE) in (error.details() or "")
+    assert sidecar.store.extents() == []
+
+
+async def test_an_adapter_that_never_fits_is_told_apart_from_a_full_arena(
+    sidecar: Serving,
+) -> None:
+    large = source_adapter(2, rank=64, layers=18, width=2048)
+    sidecar.service._profile_source = lambda: engine_profile(layers=18)
+    error = await refusal(sidecar, large.manifest())
+    assert reason(error) == "TooLarge"
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert f"the arena holds {LIMIT}" in (error.details() or "")
+
+
+async def test_a_full_arena_says_how_full_it_is(sidecar: Serving) -> None:
+    calls = [StageCall(sidecar.channel) for _ in range(LIMIT // EXTENT)]
+    for seed, call in enumerate(calls):
+        await call.manifest(source_adapter(seed).manifest())
+    error = await refusal(sidecar, source_adapter(99).manifest())
+    assert reason(error) == "StagingFull"
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "staging volume full: 16 MiB of 16 MiB used, need 2 MiB" in (error.details() or "")
+
+
+MANIFESTS = {
+    "no fingerprint": ({"fingerprint": ""}, "TransferInterrupted"),
+    "endless fingerprint": ({"fingerprint": "x" * 1025}, "TransferInterrupted"),
+    "no adapter": ({"adapter": ""}, "TransferInterrupted"),
+    "chunks too small": ({"chunk_bytes": (64 << 10) - 1}, "TransferInterrupted"),
+    "chunks too large": ({"chunk_bytes": (16 << 20) + 1}, "TransferInterrupted"),
+    "no chunk size": ({"chunk_bytes": 0}, "TransferInterrupted"),
+    "header too large": ({"safetensors_header": b" " * ((16 << 20) + 1)}, "InvalidAdapter"),
+    "header is no JSON": ({"safetensors_header": b"\xff{"}, "InvalidAdapter"),
+    "no header": ({"safetensors_header": b""}, "InvalidAdapter"),
+    "no config": ({"adapter_config": b""}, "InvalidAdapter"),
+    "fewer bytes than the header says": ({"data_bytes": 10}, "InvalidAdapter"),
+}
+
+
+@pytest.mark.parametrize(("changes", "wanted"), MANIFESTS.values(), ids=MANIFESTS)
+async def test_a_manifest_that_is_out_of_bounds_reserves_nothing(
+    sidecar: Serving, changes: dict[str, object], wanted: str
+) -> None:
+    error = await refusal(sidecar, ADAPTER.manifest(**changes))
+    assert reason(error) == wanted
+    assert sidecar.store.extents() == []
+
+
+async def test_without_an_engine_nothing_is_reserved(volume: Path) -> None:
+    def no_engine() -> EngineProfile:
+        raise EngineUnreachable("vLLM has not answered yet")
+
+    async with serving(volume, profile=no_engine) as sidecar:
+        error = await refusal(sidecar, ADAPTER.manifest())
+        assert (reason(error), error.code()) == (
+            "EngineUnreachable",
+            grpc.StatusCode.UNAVAILABLE,
+        )
+        assert sidecar.store.extents() == []
+
+
+async def test_silence_ends_the_stream_keeps_the_chunks_and_later_frees_them(volume: Path) -> None:
+    settings = TransferSettings(stall_seconds=0.2, resume_seconds=0.2)
+    async with serving(volume, settings=settings) as sidecar:
+        call = StageCall(sidecar.channel)
+        await call.manifest(ADAPTER.manifest())
+        await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+        error = await failure(call)
+        assert reason(error) == "TransferInterrupted"
+        assert "nothing arrived for 0.2 s" in (error.details() or "")
+        assert reserved(sidecar) == EXTENT
+        seen = sidecar.store.changes.sequence
+        await asyncio.wait_for(sidecar.store.changes.wait(seen), 30)
+        assert sidecar.store.extents() == []
+        assert list((volume / "staging").iterdir()) == []
+
+
+async def test_silence_before_the_manifest_ends_the_stream_too(volume: Path) -> None:
+    async with serving(volume, settings=TransferSettings(stall_seconds=0.2)) as sidecar:
+        call = StageCall(sidecar.channel)
+        assert reason(await failure(call)) == "TransferInterrupted"
+        stripe = send_stripe(sidecar.channel, "0" * 32, [])
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stripe
+
+
+async def test_a_client_that_vanishes_leaves_a_transfer_that_resumes(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    [entry] = sidecar.store.stagings()
+    staged = sidecar.store.volume / "staging" / entry.staging_id / "received"
+    while staged.read_bytes()[0] == 0:
+        await asyncio.sleep(0.01)
+    call.call.cancel()
+    while sidecar.service.stagings._active:
+        await asyncio.sleep(0.01)
+    assert reserved(sidecar) == EXTENT
+    await assert_resumes(sidecar, [0])
+
+
+async def test_one_writer_at_a_time_for_one_source(sidecar: Serving) -> None:
+    first = StageCall(sidecar.channel)
+    await first.manifest(ADAPTER.manifest())
+    error = await refusal(sidecar, ADAPTER.manifest())
+    assert (reason(error), error.code()) == ("Staging", grpc.StatusCode.ABORTED)
+    assert reserved(sidecar) == EXTENT
+    for cut in CUTS:
+        await first.chunk(*ADAPTER.chunk(*cut))
+    assert (await first.commit()).fingerprint == ADAPTER.fingerprint
+    assert reserved(sidecar) == 0
+
+
+async def test_two_sources_of_equal_content_end_as_one_revision(sidecar: Serving) -> None:
+    calls = [StageCall(sidecar.channel), StageCall(sidecar.channel)]
+    for number, call in enumerate(calls):
+        await call.manifest(ADAPTER.manifest(fingerprint=f"source-{number}"))
+    assert reserved(sidecar) == 2 * EXTENT
+    for call in calls:
+        for cut in CUTS:
+            await call.chunk(*ADAPTER.chunk(*cut))
+    first, second = await asyncio.gather(*(call.commit() for call in calls))
+    assert first.digest == second.digest
+    assert {first.fingerprint, second.fingerprint} == {"source-0", "source-1"}
+    assert reserved(sidecar) == 0
+    assert [info.digest for info in sidecar.store.revisions()] == [first.digest]
+    assert len(sidecar.store.extents()) == 1
+    facts = json.loads((sidecar.store.revision_dir(first.digest) / "revision.json").read_bytes())
+    assert facts["extent_offset"] == sidecar.store.extents()[0].offset
+
+
+@pytest.mark.parametrize(
+    "staging_id",
+    ["", ".", "..", "../" * 8 + "etc/passwd", "/etc/passwd", "A" * 32, "0" * 31, "0" * 33, "0" * 32,
+     "0" * 30 + "/.", "\u0660" * 32, "a" * 31 + "\n"],
+)  # fmt: skip
+async def test_a_staging_id_that_was_not_given_out_opens_nothing(
+    sidecar: Serving, staging_id: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await send_stripe(sidecar.channel, staging_id, [ADAPTER.chunk(*CUTS[0])])
+    assert reason(caught.value) == "TransferInterrupted"
+    assert "staging" in (caught.value.details() or "")
+
+
+async def test_stripes_deliver_what_the_stream_then_commits(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    accepted = (await call.manifest(ADAPTER.manifest())).accepted
+    stripes = [
+        send_stripe(
+            sidecar.channel, accepted.staging_id, [ADAPTER.chunk(*cut) for cut in CUTS[at::3]]
+        )
+        for at in range(3)
+    ]
+    assert sum(await asyncio.gather(*stripes)) == len(ADAPTER.data)
+    assert (await call.commit()).size_bytes == EXTENT
+
+
+async def test_a_stripe_without_its_stream_writes_nothing(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    accepted = (await call.manifest(ADAPTER.manifest())).accepted
+    await call.raw(b"")  # breaks the stream
+    await failure(call)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await send_stripe(sidecar.channel, accepted.staging_id, [ADAPTER.chunk(*CUTS[0])])
+    assert reason(caught.value) == "TransferInterrupted"
+    assert "ended or taken over" in (caught.value.details() or "")
+    await assert_resumes(sidecar, [])
+
+
+async def test_a_commit_with_chunks_missing_is_refused(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    await call.raw(frames.encode_commit())
+    error = await failure(call)
+    assert reason(error) == "TransferInterrupted"
+    missing = len(CUTS) - 1
+    assert f"commit with {missing} of {len(CUTS)} chunks missing (first: 1)" in (
+        error.details() or ""
+    )
+    await assert_resumes(sidecar, [0])
+
+
+CHUNK = frames.encode_chunk(*ADAPTER.chunk(*CUTS[0]))
+FIRST_MESSAGES = {
+    "nothing": b"",
+    "a chunk": CHUNK,
+    "a commit": frames.encode_commit(),
+    "half a manifest": frames.encode_manifest(ADAPTER.manifest().SerializeToString())[:100],
+    "noise": b"\xff" * 40,
+}
+
+
+@pytest.mark.parametrize("message", FIRST_MESSAGES.values(), ids=FIRST_MESSAGES)
+async def test_a_stream_that_does_not_begin_with_a_manifest_is_ended(
+    sidecar: Serving, message: bytes
+) -> None:
+    call = StageCall(sidecar.channel)
+    await call.raw(message)
+    assert reason(await failure(call)) == "TransferInterrupted"
+    assert sidecar.store.extents() == []
+
+
+LATER_MESSAGES = {
+    "nothing": b"",
+    "half a chunk": CHUNK[: len(CHUNK) // 2],
+    "a chunk and more": CHUNK + b"\x00",
+    "a second manifest": frames.encode_manifest(ADAPTER.manifest().SerializeToString()),
+    "noise": b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+}
+
+
+@pytest.mark.parametrize("message", LATER_MESSAGES.values(), ids=LATER_MESSAGES)
+async def test_noise_inside_of_a_transfer_ends_the_stream_only(
+    sidecar: Serving, message: bytes
+) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.raw(message)
+    assert reason(await failure(call)) == "TransferInterrupted"
+    await assert_resumes(sidecar, [])
+
+
+@pytest.mark.parametrize("striped", [False, True])
+async def test_a_value_that_is_not_finite_ends_the_transfer_for_good(
+    sidecar: Serving, *, striped: bool
+) -> None:
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    values = np.zeros((8, 2048), ml_dtypes.bfloat16)
+    values[7, 2047] = np.nan
+    bad = source_adapter(3, replace={name: values})
+    call = StageCall(sidecar.channel)
+    accepted = (await call.manifest(bad.manifest())).accepted
+    chunks = [bad.chunk(*cut) for cut in bad.cuts()]
+    if striped:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await send_stripe(sidecar.channel, accepted.staging_id, chunks)
+        error = caught.value
+        await call.raw(frames.encode_commit())
+        await failure(call)
+    else:
+        for chunk in chunks:
+            await call.chunk(*chunk)
+        error = await failure(call)
+    assert reason(error) == "InvalidAdapter"
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == f"adapter {bad.name}: non-finite values in {name}"
+    assert sidecar.store.extents() == []
+    assert list((sidecar.store.volume / "staging").iterdir()) == []
+
+
+async def test_a_changed_source_does_not_continue_the_old_transfer(sidecar: Serving) -> None:
+    call = StageCall(sidecar.channel)
+    await call.manifest(ADAPTER.manifest())
+    await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+    await call.raw(b"")
+    await failure(call)
+    other = source_adapter(1, rank=16)
+    again = StageCall(sidecar.channel)
+    accepted = (await again.manifest(other.manifest(fingerprint=ADAPTER.fingerprint))).accepted
+    assert list(accepted.missing_chunks) == list(range(len(other.cuts())))
+    assert reserved(sidecar) == EXTENT

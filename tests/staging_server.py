@@ -1,0 +1,73 @@
+"""The real transfer service on a loopback port, in this process or as one of its own.
+
+As a program: `python staging_server.py VOLUME LIMIT_BYTES RECEIVERS` prints its port and serves
+until it is killed; faults are injected by LORAFLEET_CRASH_AT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from lorafleet_sidecar.store import RevisionStore
+from lorafleet_sidecar.transfer_service import (
+    MESSAGE_OPTIONS,
+    TransferService,
+    TransferSettings,
+    add_transfer_service,
+)
+from staging_builders import engine_profile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from lorafleet.profile import EngineProfile
+
+LIMIT = 16 << 20
+
+
+@dataclass
+class Serving:
+    """A running service, its store, and a channel to it."""
+
+    store: RevisionStore
+    service: TransferService
+    channel: grpc.aio.Channel
+    port: int
+
+
+@asynccontextmanager
+async def serving(
+    volume: Path,
+    limit: int = LIMIT,
+    settings: TransferSettings | None = None,
+    profile: Callable[[], EngineProfile] = engine_profile,
+) -> AsyncIterator[Serving]:
+    """Serve `volume` until the block ends; nothing is held by an engine."""
+    store = RevisionStore.open(volume, limit)
+    store.set_holds(())
+    server = grpc.aio.server(options=MESSAGE_OPTIONS)
+    service = await add_transfer_service(server, store, profile, settings)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    options = (("grpc.max_send_message_length", 64 << 20),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield Serving(store, service, channel, port)
+    await server.stop(5)
+    await service.close()
+    store.close()
+
+
+async def _main(volume: Path, limit: int, receivers: int) -> None:
+    async with serving(volume, limit, TransferSettings(receivers=receivers)) as running:
+        print(running.port, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
