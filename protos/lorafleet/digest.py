@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lorafleet.layout import CanonicalModule
+    from lorafleet.canonical import CanonicalModule
 
 
 def canonical_digest(
@@ -18,5 +20,18 @@ def canonical_digest(
     """Return "sha256:<hex>" of the canonical content.
 
     `tensor_hashes` maps each module to the SHA-256 hex digests of its packed A and B bytes.
+    Neither the source's order of tensors, nor its names, nor its dtype matter.
     """
-    raise NotImplementedError
+    described: dict[str, Any] = {
+        name: {
+            "kind": module.kind.value,
+            "rank": module.rank,
+            "scaling": module.scaling,
+            "a": [module.a.shape, tensor_hashes[name][0]],
+            "b": [module.b.shape, tensor_hashes[name][1]],
+        }
+        for name, module in modules.items()
+    }
+    content = {"format": 1, "dtype": dtype, "modules": described}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

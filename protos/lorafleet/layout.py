@@ -1,62 +1,47 @@
-"""From a source's header to the canonical image: what is copied where, and the transfer's cuts."""
+"""From a source's header to the canonical image: what is copied where, and the transfer's cuts.
+
+The steps: `keys` reads the names, `places` finds the engine's modules, `assemble` applies the
+rewrites, `preflight` refuses, `packing` orders the result, `moves` finds what a chunk feeds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.assemble import Assembler
+from lorafleet.canonical import CanonicalModule, PackedTensor
+from lorafleet.canonical_config import canonical_config
+from lorafleet.chunk_plan import chunk_plan
+from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
+from lorafleet.errors import AdapterRejected
+from lorafleet.header import SafetensorsHeader, render_header
+from lorafleet.keys import read_keys
+from lorafleet.moves import Copy, Moves
+from lorafleet.packing import pack
+from lorafleet.places import Engine
+from lorafleet.preflight import Facts, check_keys, check_modules, warnings
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from lorafleet.header import SafetensorsHeader
     from lorafleet.peft_config import AdapterConfig
-    from lorafleet.profile import EngineProfile, ModuleKind
+    from lorafleet.profile import EngineProfile
+
+__all__ = [
+    "CanonicalLayout",
+    "CanonicalModule",
+    "Copy",
+    "PackedTensor",
+    "chunk_plan",
+    "plan_layout",
+]
+
+DATA_ALIGNMENT = 256
+"""Of the canonical data section in its extent; copies to a device like it."""
 
 
-@dataclass(frozen=True)
-class PackedTensor:
-    """A tensor of the canonical data section: byte `offset` in it, and its shape."""
-
-    offset: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class CanonicalModule:
-    """One LoRA pair as the engine uses it; experts of one projection are one module.
-
-    `scaling` is one number, or one for each expert when they differ.
-    """
-
-    kind: ModuleKind
-    rank: int
-    scaling: float | tuple[float, ...]
-    a: PackedTensor
-    b: PackedTensor
-
-
-@dataclass(frozen=True)
-class Copy:
-    """`rows` runs of `elements` elements from the source's data into canonical data.
-
-    Offsets are in bytes from the start of each data section; strides and steps are in
-    elements of that side's dtype. Element j of row i goes from
-    `src_offset + (i * src_row_stride + j * src_step) * itemsize` to the like place of dst.
-    With the defaults it is one contiguous run. Dtypes are safetensors names.
-    """
-
-    src_offset: int
-    dst_offset: int
-    elements: int
-    src_dtype: str
-    dst_dtype: str
-    rows: int = 1
-    src_row_stride: int = 0
-    dst_row_stride: int = 0
-    src_step: int = 1
-    dst_step: int = 1
-
-
+@dataclass(frozen=True, eq=False)
 class CanonicalLayout:
     """The plan of one adapter's canonical image; made by `plan_layout`."""
 
@@ -66,28 +51,40 @@ class CanonicalLayout:
     data_bytes: int  # of the canonical data section
     image_header: bytes  # length prefix and JSON; the data section follows it
     config_json: bytes  # the canonical adapter_config.json
-    zero_fill: tuple[tuple[int, int], ...]  # (offset, length) ranges that no copy writes
+    zero_fill: tuple[tuple[int, int], ...]  # (offset, length) to clear before any copy
     normalized: tuple[str, ...]  # rewrites that were needed, for the condition of that name
     notes: tuple[str, ...]  # warnings for people
+    moves: Moves
 
     def copies(self, begin: int, end: int) -> Iterator[Copy]:
         """Yield the copies that bytes [begin, end) of the source's data section feed.
 
         The range must be one entry of the chunk plan: its ends fall on element borders.
         """
-        raise NotImplementedError
+        return self.moves.copies(begin, end)
 
     def revision_json(self, digest: str, extent_offset: int, extent_bytes: int) -> dict[str, Any]:
         """Return `revision.json` of docs/architecture.md for an extent in the arena."""
-        raise NotImplementedError
-
-
-def chunk_plan(header: SafetensorsHeader, chunk_bytes: int) -> list[tuple[int, int]]:
-    """Cut the data section into (offset, length) ranges of at most `chunk_bytes`.
-
-    Every cut falls on an element border. Raises ValueError if `chunk_bytes` is below 16.
-    """
-    raise NotImplementedError
+        return {
+            "format": 1,
+            "digest": digest,
+            "dtype": self.dtype,
+            "arena": "arena",
+            "extent_offset": extent_offset,
+            "extent_bytes": extent_bytes,
+            "data_offset": extent_offset + len(self.image_header),
+            "rank": self.rank,
+            "modules": {
+                name: {
+                    "kind": module.kind.value,
+                    "rank": module.rank,
+                    "scaling": _listed(module.scaling),
+                    "a": {"offset": module.a.offset, "shape": list(module.a.shape)},
+                    "b": {"offset": module.b.offset, "shape": list(module.b.shape)},
+                }
+                for name, module in self.modules.items()
+            },
+        }
 
 
 def plan_layout(
@@ -97,9 +94,55 @@ def plan_layout(
     *,
     adapter: str,
     allow_base_mismatch: bool = False,
+    adapter_name: str = "",
 ) -> CanonicalLayout:
     """Check `adapter` against the engine and return its canonical layout.
 
-    Raises InvalidAdapter, RankTooHigh or BaseModelMismatch with one line for people.
+    `adapter_name` picks one adapter of a file whose keys hold several. Raises InvalidAdapter,
+    RankTooHigh, BaseModelMismatch or TooLarge with one line for people.
     """
-    raise NotImplementedError
+    try:
+        keys = read_keys(header, adapter_name)
+        check_keys(keys)
+        pairs = keys.pairs()
+        assembly = Assembler(config, Engine(profile)).assemble(pairs)
+        facts = Facts(assembly, config, profile, allow_base_mismatch)
+        check_modules(facts)
+        dtype = SAFETENSORS_NAMES.get(profile.dtype) or common_dtype(
+            {entry.dtype for pair in pairs for entry in (pair.a, pair.b)}
+        )
+        packing = pack(assembly.targets, dtype)
+    except AdapterRejected as rejected:
+        raise type(rejected)(f"adapter {adapter}: {rejected}") from None
+    image = SafetensorsHeader(tuple(packing.tensors), {"format": "pt"}, packing.size)
+    return CanonicalLayout(
+        modules=packing.modules,
+        dtype=TORCH_NAMES[dtype],
+        rank=max(module.rank for module in packing.modules.values()),
+        data_bytes=packing.size,
+        image_header=render_header(image, DATA_ALIGNMENT),
+        config_json=canonical_config(packing.modules, profile.base_model),
+        zero_fill=tuple(packing.zeros),
+        normalized=(
+            *keys.normalized(),
+            *assembly.normalized,
+            *_target_modules(config, packing.modules),
+        ),
+        notes=warnings(facts),
+        moves=Moves(packing.moves, dtype),
+    )
+
+
+def _target_modules(config: AdapterConfig, modules: Iterable[str]) -> list[str]:
+    """Say so when the config's list of targets is not what the file holds."""
+    found = sorted({name.rpartition(".")[2] for name in modules})
+    declared = config.target_modules
+    if isinstance(declared, str) or {name.rpartition(".")[2] for name in declared}.issuperset(
+        found
+    ):
+        return []
+    return [f"target_modules = [{', '.join(found)}]"]
+
+
+def _listed(scaling: float | tuple[float, ...]) -> float | list[float]:
+    return scaling if isinstance(scaling, float) else list(scaling)

@@ -1,0 +1,31 @@
+"""The modules of a canonical image: where each packed tensor lies and how it is scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lorafleet.profile import ModuleKind
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor of the canonical data section: byte `offset` in it, and its shape."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CanonicalModule:
+    """One LoRA pair as the engine uses it; experts of one projection are one module.
+
+    `scaling` is one number, or one for each expert when they differ.
+    """
+
+    kind: ModuleKind
+    rank: int
+    scaling: float | tuple[float, ...]
+    a: PackedTensor
+    b: PackedTensor

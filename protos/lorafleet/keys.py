@@ -1,0 +1,111 @@
+"""A source's tensor names, read one by one: LoRA factors, and what does not belong there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import InvalidAdapter
+from lorafleet.factors import Pair, listed
+from lorafleet.quoting import shown
+from lorafleet.rewrites.wrappers import described, without_wrappers
+
+if TYPE_CHECKING:
+    from lorafleet.header import SafetensorsHeader, TensorEntry
+
+_SIDES = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 1}
+_EMBEDDINGS = frozenset({"embed_tokens", "lm_head", "wte", "word_embeddings", "embed_in"})
+
+
+@dataclass
+class Keys:
+    """What the names say. `halves` maps a module to its A and B, either may be missing."""
+
+    halves: dict[str, list[TensorEntry | None]] = field(default_factory=dict)
+    embeddings: set[str] = field(default_factory=set)  # modules with lora_embedding_A/B
+    adapters: Counter[str] = field(default_factory=Counter)  # segments after lora_A
+    removed: Counter[str] = field(default_factory=Counter)  # wrapper segments
+    dora: list[str] = field(default_factory=list)
+    biases: list[str] = field(default_factory=list)
+    base_weights: list[str] = field(default_factory=list)
+    full_weights: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    def pairs(self) -> list[Pair]:
+        """Return the complete pairs. Raises InvalidAdapter for half a pair."""
+        found = []
+        for name, (a, b) in self.halves.items():
+            if a is None or b is None:
+                have, lack = ("lora_B", "lora_A") if a is None else ("lora_A", "lora_B")
+                raise InvalidAdapter(f"{shown(name)} has {have} but no {lack}")
+            found.append(Pair(name, a, b))
+        return found
+
+    def normalized(self) -> list[str]:
+        """Return one line for each rewrite of names."""
+        return described(self.removed) + [
+            f"lora_A.{shown(name, 40)}.weight -> lora_A.weight ({count} keys)"
+            for name, count in sorted(self.adapters.items())
+        ]
+
+
+def read_keys(header: SafetensorsHeader, adapter_name: str = "") -> Keys:
+    """Sort the header's tensors by what their names say.
+
+    `adapter_name` picks one adapter of a file that holds several. Raises InvalidAdapter when
+    two tensors have the same role, or when several adapters are there and none is picked.
+    """
+    keys = Keys()
+    for entry in header.tensors:
+        name = without_wrappers(entry.name, keys.removed)
+        at = name.rfind(".lora_")
+        # The common forms first: an adapter may have tens of thousands of keys.
+        tail = name[at + 1 :] if at > 0 else ""
+        if tail == "lora_A.weight":
+            _put(keys, name[:at], 0, entry)
+        elif tail == "lora_B.weight":
+            _put(keys, name[:at], 1, entry)
+        else:
+            _other(keys, name, name[: max(at, 0)], tail, entry, adapter_name)
+    if len(keys.adapters) > 1:
+        names = listed([shown(name, 40) for name in sorted(keys.adapters)])
+        raise InvalidAdapter(f"more than one adapter in one file ({names})")
+    return keys
+
+
+def _put(keys: Keys, module: str, side: int, entry: TensorEntry) -> None:
+    halves = keys.halves.setdefault(module, [None, None])
+    if halves[side] is not None:
+        raise InvalidAdapter(
+            f"two tensors for {shown(module)}.{'lora_A' if not side else 'lora_B'}"
+        )
+    halves[side] = entry
+
+
+def _other(
+    keys: Keys, name: str, module: str, tail: str, entry: TensorEntry, adapter_name: str
+) -> None:
+    role, *rest = tail.split(".")
+    if role in _SIDES and module and "bias" not in rest:
+        if rest and rest[-1] == "weight":
+            rest.pop()
+        if len(rest) <= 1:
+            if rest and adapter_name and rest[0] != adapter_name:
+                return
+            keys.adapters.update(rest)
+            if role.startswith("lora_embedding"):
+                keys.embeddings.add(module)
+            _put(keys, module, _SIDES[role], entry)
+            return
+    segments = name.split(".")
+    if role.startswith("lora_magnitude_vector"):
+        keys.dora.append(name)
+    elif not _EMBEDDINGS.isdisjoint(segments) and segments[-1] in ("weight", "bias"):
+        keys.full_weights.append(next(s for s in segments if s in _EMBEDDINGS))
+    elif role == "lora_B" or segments[-1] == "bias":
+        keys.biases.append(name)
+    elif segments[-1] == "weight" and not role:
+        keys.base_weights.append(".".join(segments[-2:]))
+    else:
+        keys.unknown.append(name)

@@ -1,0 +1,118 @@
+"""The canonical order and place of every tensor, and the moves that fill them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lorafleet.canonical import CanonicalModule, PackedTensor
+from lorafleet.dtypes import ITEM_BYTES
+from lorafleet.errors import TooLarge
+from lorafleet.header import TensorEntry
+from lorafleet.moves import Move, move
+from lorafleet.profile import ModuleKind
+from lorafleet.rewrites.wrappers import PEFT_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lorafleet.factors import Part, Target
+
+MAX_DATA_BYTES = 1 << 46
+
+
+@dataclass
+class Packing:
+    """The data section as it grows: modules, the file's tensors, moves and ranges of zeros."""
+
+    dtype: str  # safetensors name
+    modules: dict[str, CanonicalModule] = field(default_factory=dict)
+    tensors: list[TensorEntry] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    zeros: list[tuple[int, int]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, name: str, target: Target, rank: int, scaling: float) -> None:
+        """Append one module; `rank` and `scaling` are for experts that have no part."""
+        module, parts = target.module, target.parts
+        kind = module.kind
+        count = module.num_experts if kind is ModuleKind.EXPERTS else 1
+        rank = max((part.a.rows for part in parts.values()), default=rank)
+        scalings = _scalings(parts, count, scaling)
+        a = self._place(name, "A", kind, count, (rank, module.in_features), parts)
+        b = self._place(name, "B", kind, count, (module.out_features, rank), parts)
+        self.modules[name] = CanonicalModule(kind, rank, scalings, a, b)
+
+    def _place(
+        self,
+        name: str,
+        side: str,
+        kind: ModuleKind,
+        count: int,
+        shape: tuple[int, int],
+        parts: Mapping[int, Part],
+    ) -> PackedTensor:
+        rows, cols = shape
+        bytes_each = rows * cols * ITEM_BYTES[self.dtype]
+        first = offset = self.size
+        self.size += count * bytes_each
+        if self.size > MAX_DATA_BYTES:
+            raise TooLarge(f"canonical data of more than {MAX_DATA_BYTES} bytes")
+        for expert in range(count):
+            end = offset + bytes_each
+            self.tensors.append(
+                TensorEntry(_tensor_name(name, side, kind, expert), self.dtype, shape, offset, end)
+            )
+            part = parts.get(expert)
+            window = None if part is None else part.a if side == "A" else part.b
+            if window is None or (window.rows, window.cols) != shape:
+                self._zero(offset, bytes_each)  # a lower rank leaves rows or columns unwritten
+            if window is not None:
+                item = move(window, offset, cols)
+                if item is not None:
+                    self.moves.append(item)
+            offset = end
+        return PackedTensor(first, (count, *shape) if kind is ModuleKind.EXPERTS else shape)
+
+    def _zero(self, offset: int, length: int) -> None:
+        if self.zeros and sum(self.zeros[-1]) == offset:
+            offset, length = self.zeros[-1][0], self.zeros.pop()[1] + length
+        self.zeros.append((offset, length))
+
+
+def pack(targets: Mapping[str, Target], dtype: str) -> Packing:
+    """Return the packing of all targets, in natural order of their names.
+
+    A projection without any part takes rank and scaling of its layer's other projections.
+    """
+    packing = Packing(dtype)
+    ranks: dict[str, tuple[int, float]] = {}
+    for name, target in targets.items():
+        for part in target.parts.values():
+            layer = name.rpartition(".")[0]
+            ranks[layer] = max(ranks.get(layer, (0, 0.0)), (part.a.rows, part.scaling))
+    for name in sorted(targets, key=_natural):
+        packing.add(name, targets[name], *ranks.get(name.rpartition(".")[0], (1, 1.0)))
+    return packing
+
+
+def _scalings(parts: Mapping[int, Part], count: int, otherwise: float) -> float | tuple[float, ...]:
+    found = {part.scaling for part in parts.values()} or {otherwise}
+    if len(found) == 1:
+        return found.pop()
+    return tuple(parts[e].scaling if e in parts else otherwise for e in range(count))
+
+
+def _tensor_name(name: str, side: str, kind: ModuleKind, expert: int) -> str:
+    if kind is ModuleKind.EXPERTS:
+        experts, _, projection = name.rpartition(".")
+        return f"{PEFT_PREFIX}{experts}.{expert}.{projection}.lora_{side}.weight"
+    if kind is ModuleKind.EMBEDDING:
+        return f"{PEFT_PREFIX}{name}.lora_embedding_{side}"
+    return f"{PEFT_PREFIX}{name}.lora_{side}.weight"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts layer 2 before layer 10."""
+    return [(int(t) if t.isdecimal() else 0, t) for t in re.split(r"(\d+)", name)]

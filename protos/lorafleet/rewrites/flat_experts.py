@@ -1,0 +1,152 @@
+"""PEFT's target_parameters: the parameters of all experts as one flat pair.
+
+`<..>.experts.base_layer` adapts gate_up_proj and `<..>.experts` down_proj; when only one of
+them is adapted its wrapper is called `<..>.experts`. A is [experts*rank, in], the expert
+outermost; B is [out, rank*experts], the expert innermost.
+
+PEFT 0.18 read a parameter [experts, out, in] as [experts, in, out]: A then stands on the
+output side, B on the input side, and the pair has to be transposed. Shapes tell which it is;
+where they cannot (hidden == 2*moe_intermediate), the other parameter or peft_version does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import InvalidAdapter
+from lorafleet.factors import Window
+from lorafleet.quoting import shown
+from lorafleet.rewrites.stacked_experts import MAX_UNKNOWN_EXPERTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lorafleet.factors import Pair
+    from lorafleet.peft_config import AdapterConfig
+    from lorafleet.profile import LoraModule
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+@dataclass(frozen=True)
+class FlatPair:
+    """One flat pair: the parameter it adapts, under PEFT's name for it, and its targets."""
+
+    pair: Pair
+    parameter: str
+    targets: tuple[LoraModule, ...]
+    experts: int
+    rank: int
+
+    def experts_of(self, transposed: bool) -> Iterator[tuple[Window, Window]]:
+        """Yield A [rank, in] and B [out, rank] of each expert."""
+        a, b, flat = self.pair.a, self.pair.b, self.experts * self.rank
+        a_cols, b_rows = a.shape[1], b.shape[0]
+        for e in range(self.experts):
+            start = e * self.rank * a_cols
+            if transposed:
+                first = Window(b, e, self.rank, b_rows, self.experts, flat)
+                yield first, Window(a, start, a_cols, self.rank, 1, a_cols)
+            else:
+                first = Window(a, start, self.rank, a_cols, a_cols, 1)
+                yield first, Window(b, e, b_rows, self.rank, flat, self.experts)
+
+    def fits(self, transposed: bool) -> bool:
+        """Return whether the engine's sizes allow this orientation; unknown ones allow both."""
+        wanted_in, wanted_out = self.wanted
+        found = (self.pair.a.shape[1], self.pair.b.shape[0])
+        return wanted_in == 0 or found == (
+            (wanted_out, wanted_in) if transposed else (wanted_in, wanted_out)
+        )
+
+    @property
+    def wanted(self) -> tuple[int, int]:
+        """The engine's (in, out) of the parameter; (0, 0) if unknown."""
+        return self.targets[0].in_features, sum(t.out_features for t in self.targets)
+
+
+def flat_pairs(
+    pairs: dict[str, Pair], targets: tuple[LoraModule, ...], config: AdapterConfig
+) -> list[FlatPair]:
+    """Return the flat pairs of one `<..>.experts`; `pairs` has "" and maybe "base_layer".
+
+    `targets` are gate and up (or gate_up) and down. Raises InvalidAdapter for shapes that are
+    no flat pair, and when nothing tells which parameter a single wrapper adapts.
+    """
+    gate_up, down = targets[:-1], targets[-1:]
+    if len(pairs) == 2:
+        roles = [(pairs["base_layer"], GATE_UP, gate_up), (pairs[""], DOWN, down)]
+    else:
+        only = next(iter(pairs.values()))
+        options = [(only, GATE_UP, gate_up), (only, DOWN, down)]
+        named = {name.rpartition(".")[2] for name in config.target_parameters}
+        roles = [role for role in options if role[1] in named] or options
+        if len(roles) > 1:
+            flat = [_flat_pair(role, config) for role in roles]
+            roles = [r for r, f in zip(roles, flat, strict=True) if f.fits(False) or f.fits(True)]
+        if len(roles) != 1:
+            raise InvalidAdapter(f"cannot tell which parameter {shown(only.name)} adapts")
+    return [_flat_pair(role, config) for role in roles]
+
+
+def is_transposed(flat: Sequence[FlatPair], config: AdapterConfig) -> bool:
+    """Return the orientation of all flat pairs of one file. Raises InvalidAdapter."""
+    possible = [turned for turned in (False, True) if all(pair.fits(turned) for pair in flat)]
+    if len(possible) == 2:
+        possible = [turned for turned in possible if _consistent(flat, turned)] or possible
+    if not possible:
+        bad = next(pair for pair in flat if not pair.fits(False))
+        wanted_in, wanted_out = bad.wanted
+        size = bad.experts * bad.rank
+        raise InvalidAdapter(
+            f"{shown(bad.pair.name)}: lora_A has shape {list(bad.pair.a.shape)} and lora_B "
+            f"{list(bad.pair.b.shape)}, expected [{size}, {wanted_in}] and [{wanted_out}, {size}]"
+        )
+    if len(possible) == 1:
+        return possible[0]
+    version = _version(config.peft_version)
+    if (0, 17) <= version < (0, 19):
+        return True
+    if version >= (0, 19, 1):
+        return False
+    found = f"peft_version {shown(config.peft_version, 20)}" if version else "no peft_version"
+    raise InvalidAdapter(
+        f"cannot tell the orientation of experts.{flat[0].parameter} "
+        f"(hidden == 2*moe_intermediate and {found})"
+    )
+
+
+def _flat_pair(role: tuple[Pair, str, tuple[LoraModule, ...]], config: AdapterConfig) -> FlatPair:
+    pair, parameter, targets = role
+    experts_name = pair.name.removesuffix(".base_layer")
+    declared = config.rank_for(f"{experts_name}.{parameter}")
+    a, b = pair.a.shape, pair.b.shape
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
+        raise InvalidAdapter(
+            f"{shown(pair.name)}: lora_A has shape {list(a)} and lora_B {list(b)}, "
+            "expected [experts*rank, in] and [out, rank*experts]"
+        )
+    experts = targets[0].num_experts or max(a[0] // declared, 1)
+    if a[0] % experts or experts > MAX_UNKNOWN_EXPERTS:
+        raise InvalidAdapter(
+            f"{shown(pair.name)}: lora_A has {a[0]} rows, expected a multiple of {experts} experts"
+        )
+    return FlatPair(pair, parameter, targets, experts, a[0] // experts)
+
+
+def _consistent(flat: Sequence[FlatPair], transposed: bool) -> bool:
+    """Return whether gate_up and down of unknown sizes agree in this orientation."""
+    sides = {}
+    for pair in flat:
+        in_out = (pair.pair.a.shape[1], pair.pair.b.shape[0])
+        sides[pair.parameter] = in_out[::-1] if transposed else in_out
+    if len(sides) < 2:
+        return True
+    (hidden, fused), (intermediate, hidden_out) = sides[GATE_UP], sides[DOWN]
+    return hidden == hidden_out and fused == 2 * intermediate
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number[:9]) for number in re.findall(r"\d+", text)[:3])
