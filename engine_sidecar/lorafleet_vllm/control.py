@@ -1,0 +1,277 @@
+"""What the control socket does: loads beside what is served, moves names, unloads what nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from lorafleet.profile import EngineProfile
+from vllm.lora.request import LoRARequest
+
+import lorafleet_vllm
+from lorafleet_vllm.compat import OK
+from lorafleet_vllm.refused import Refused
+from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
+
+if TYPE_CHECKING:
+    from lorafleet_vllm.served_names import ServedNames
+
+_log = logging.getLogger("vllm.lorafleet")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass
+class Loaded:
+    """One revision that the engine knows, served or not."""
+
+    served_name: str  # the name that it was loaded for
+    digest: str
+    loader: str
+    request: Any  # vLLM's LoRARequest
+    pinned: bool = False
+
+
+class Control:
+    """The API server's side of the plugin; `models` is vLLM's OpenAIServingModels.
+
+    Runs in the event loop that serves requests: publishing a name is one assignment in it.
+    """
+
+    def __init__(self, volume: Volume, models: Any, compat: str) -> None:
+        self._volume = volume
+        self._models = models
+        self._engine = models.engine_client
+        self._compat = compat
+        self.instance = secrets.token_hex(8)
+        self._loaded: dict[int, Loaded] = {}
+        self._changing = asyncio.Lock()  # one load, pin or unload at a time
+
+    @property
+    def _names(self) -> ServedNames:
+        names: ServedNames = self._models.lora_requests
+        return names
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def handshake(self) -> dict[str, Any]:
+        """Return who this engine is and whether the plugin is live; asks no worker."""
+        return {
+            "instance": self.instance,
+            "pid": os.getpid(),
+            "plugin_version": lorafleet_vllm.__version__,
+            "vllm_version": vllm.__version__,
+            "compat": self._compat,
+            "lora_enabled": self._engine.vllm_config.lora_config is not None,
+            "base_models": [path.name for path in self._models.base_model_paths],
+            "api_servers": self._api_servers(),
+        }
+
+    def _api_servers(self) -> int:
+        parallel = self._engine.vllm_config.parallel_config
+        return int(getattr(parallel, "_api_process_count", 1))
+
+    async def profile(self) -> dict[str, Any]:
+        """Return the EngineProfile that the first worker read from its live modules."""
+        self._check_live()
+        text = (await self._ask("lorafleet_profile"))[0]
+        profile: dict[str, Any] = json.loads(text)
+        names = [path.name for path in self._models.base_model_paths]
+        aliases = [*names[1:], *profile["base_model_aliases"]]
+        profile["base_model"] = names[0]
+        profile["base_model_aliases"] = [a for a in dict.fromkeys(aliases) if a != names[0]]
+        profile["api_servers"] = self._api_servers()
+        EngineProfile.from_json(json.dumps(profile))  # the sidecar's reader must take it
+        return profile
+
+    async def state(self) -> dict[str, Any]:
+        """Return names, revisions with their requests in flight, and every worker's residency."""
+        self._check_live()
+        workers = [json.loads(text) for text in await self._ask("lorafleet_stats")]
+        return {
+            "instance": self.instance,
+            "served": {
+                name: self._names.peek(name).lora_int_id
+                for name in self._names
+                if self._is_published(name)
+            },
+            "revisions": {
+                str(lora_int_id): {
+                    "revision": loaded.request.lora_name,
+                    "served_name": loaded.served_name,
+                    "digest": loaded.digest,
+                    "loader": loaded.loader,
+                    "path": loaded.request.lora_path,
+                    "in_flight": self.in_flight(lora_int_id),
+                    "pinned": loaded.pinned,
+                }
+                for lora_int_id, loaded in self._loaded.items()
+            },
+            "workers": workers,
+        }
+
+    def in_flight(self, lora_int_id: int) -> int:
+        """Return how many requests look up, wait for or run on the revision."""
+        output = getattr(self._engine, "output_processor", None)
+        states = getattr(output, "request_states", {})
+        name = self._loaded[lora_int_id].request.lora_name
+        running = sum(getattr(state, "lora_name", None) == name for state in states.values())
+        return max(int(running), self._names.holders(lora_int_id))
+
+    def _is_published(self, name: str) -> bool:
+        request = self._names.peek(name)
+        return self._names.is_ours(request) and request.lora_name != name
+
+    async def _ask(self, method: str, *args: Any) -> list[Any]:
+        answers: list[Any] = await self._engine.collective_rpc(method, args=args)
+        return answers
+
+    def _check_live(self) -> None:
+        if self._compat != OK:
+            raise Refused(f"the plugin is inactive: {self._compat}", 503)
+        if self._engine.vllm_config.lora_config is None:
+            raise Refused("the engine runs without --enable-lora", 503)
+
+    # -- changing -----------------------------------------------------------------------------
+
+    async def load(self, served_name: str, digest: str, loader: str) -> dict[str, Any]:
+        """Load a staged revision under a new id, not served yet; the same one only once."""
+        self._check_live()
+        hex_digest = _checked(served_name, digest, loader)
+        if self._api_servers() > 1:
+            raise Refused(
+                f"engine runs {self._api_servers()} API servers; "
+                "runtime LoRA updates reach only one"
+            )
+        if self._models.is_base_model(served_name):
+            raise Refused(f"served name {served_name} is the base model's")
+        start = time.perf_counter()
+        async with self._changing:
+            lora_int_id = self._find(served_name, digest, loader)
+            if lora_int_id is None:
+                lora_int_id = await self._load(served_name, hex_digest, loader)
+        return {"lora_int_id": lora_int_id, "seconds": time.perf_counter() - start}
+
+    def _find(self, served_name: str, digest: str, loader: str) -> int | None:
+        wanted = (served_name, digest, loader)
+        for lora_int_id, loaded in self._loaded.items():
+            if (loaded.served_name, loaded.digest, loaded.loader) == wanted:
+                return lora_int_id
+        return None
+
+    async def _load(self, served_name: str, hex_digest: str, loader: str) -> int:
+        lora_int_id = int(self._models.lora_id_counter.inc(1))
+        request = LoRARequest(
+            lora_name=f"{served_name}@{hex_digest[:12]}",
+            lora_int_id=lora_int_id,
+            lora_path=self._volume.lora_path(RevisionPath(hex_digest, loader)),
+        )
+        try:
+            await self._engine.add_lora(request)
+        except BaseException as error:
+            # One tensor-parallel rank may have refused what the others have loaded by now.
+            await asyncio.shield(self._forget(lora_int_id))
+            if isinstance(error, Exception):
+                raise Refused(_reason(error), 422) from error
+            raise
+        self._loaded[lora_int_id] = Loaded(served_name, f"sha256:{hex_digest}", loader, request)
+        self._names[request.lora_name] = request
+        return lora_int_id
+
+    async def _forget(self, lora_int_id: int) -> None:
+        try:
+            await self._engine.remove_lora(lora_int_id)
+        except Exception as error:
+            _log.warning("lorafleet: adapter %d was not removed: %s", lora_int_id, error)
+
+    def publish(self, served_name: str, lora_int_id: int) -> dict[str, Any]:
+        """Let `served_name` mean the revision from the next look-up on."""
+        self._check_live()
+        loaded = self._get(lora_int_id)
+        if served_name != loaded.served_name:
+            raise Refused(f"adapter {lora_int_id} was loaded for {loaded.served_name}")
+        previous = self._names.peek(served_name)
+        if previous is not None and not self._names.is_ours(previous):
+            raise Refused(f"served name {served_name} is taken by an adapter that is not ours")
+        self._names[served_name] = loaded.request
+        return {"previous": None if previous is None else previous.lora_int_id}
+
+    def unpublish(self, served_name: str) -> dict[str, Any]:
+        """Let new requests for `served_name` fail; those in flight go on."""
+        self._check_live()
+        previous = self._names.peek(served_name)
+        if previous is None:
+            return {"previous": None}
+        if not self._is_published(served_name):
+            raise Refused(f"{served_name} is not a served name of ours")
+        del self._names[served_name]
+        return {"previous": previous.lora_int_id}
+
+    async def pin(self, lora_int_id: int, pinned: bool) -> dict[str, Any]:
+        """Keep the revision in the workers' host tier, or no longer."""
+        self._check_live()
+        loaded = self._get(lora_int_id)
+        async with self._changing:
+            try:
+                if pinned:
+                    await self._engine.add_lora(loaded.request)  # it may have been evicted
+                await self._ask("lorafleet_pin", lora_int_id, pinned)
+            except Exception as error:
+                raise Refused(_reason(error)) from error
+            loaded.pinned = pinned
+        return {}
+
+    async def unload(self, lora_int_id: int) -> dict[str, Any]:
+        """Remove a revision that no name and no request uses from the engine."""
+        self._check_live()
+        async with self._changing:
+            if lora_int_id not in self._loaded:
+                return {}
+            request = self._loaded[lora_int_id].request
+            names = [
+                n for n in self._names if self._names.peek(n) is request and self._is_published(n)
+            ]
+            if names:
+                raise Refused(f"adapter {lora_int_id} is published as {', '.join(names)}")
+            # From here on nobody can look it up, so the count below can only fall.
+            self._names.pop(request.lora_name, None)
+            in_flight = self.in_flight(lora_int_id)
+            if in_flight:
+                self._names[request.lora_name] = request
+                raise Refused(f"adapter {lora_int_id} has {in_flight} requests in flight")
+            await self._engine.remove_lora(lora_int_id)
+            del self._loaded[lora_int_id]
+            self._names.forget(lora_int_id)
+        return {}
+
+    def _get(self, lora_int_id: int) -> Loaded:
+        try:
+            return self._loaded[lora_int_id]
+        except KeyError:
+            raise Refused(f"no adapter {lora_int_id} is loaded", 404) from None
+
+
+def _checked(served_name: str, digest: str, loader: str) -> str:
+    """Return the digest's hex digits. Raises Refused for values that nobody should send."""
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise Refused(f"digest {digest!r} is not sha256:<64 hex digits>", 400)
+    if loader not in LOADERS:
+        raise Refused(f"loader {loader!r} is not one of {', '.join(LOADERS)}", 400)
+    if len(served_name) > 253 or not served_name.isprintable():
+        raise Refused("served_name must be 1 to 253 printable characters", 400)
+    return match[1]
+
+
+def _reason(error: Exception) -> str:
+    """Return the worker's one line out of what vLLM wraps around it."""
+    line = " ".join(str(error).split())
+    line = re.sub(r"^Call to \w+ method failed: ", "", line)
+    return line or f"vLLM refused the adapter with {type(error).__name__} (no text)"

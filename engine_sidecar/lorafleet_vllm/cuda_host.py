@@ -1,0 +1,53 @@
+"""Page-locked host memory of others: the three driver calls that torch does not expose whole.
+
+They go through the libcudart that torch has loaded, because a refused registration leaves an
+error behind that torch's next call would report, and only the library can clear it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_PORTABLE = 0x01  # valid in every CUDA context
+_READ_ONLY = 0x08
+_READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
+_PAGE = 4096
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        name = line.rpartition(" ")[2]
+        if "libcudart" in name:
+            return ctypes.CDLL(name)
+    return None
+
+
+def _read_only_supported(library: ctypes.CDLL) -> bool:
+    device, value = ctypes.c_int(), ctypes.c_int()
+    if library.cudaGetDevice(ctypes.byref(device)):
+        return False
+    if library.cudaDeviceGetAttribute(ctypes.byref(value), _READ_ONLY_SUPPORTED, device):
+        return False
+    return bool(value.value)
+
+
+def register(memory: torch.Tensor, *, read_only: bool) -> bool:
+    """Register the bytes of `memory` with the driver; False if it refused, with no trace left."""
+    library = _library()
+    if library is None or (read_only and not _read_only_supported(library)):
+        return False
+    size = -(-memory.numel() * memory.element_size() // _PAGE) * _PAGE
+    flags = _PORTABLE | (_READ_ONLY if read_only else 0)
+    status = library.cudaHostRegister(
+        ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), ctypes.c_uint(flags)
+    )
+    if status:
+        library.cudaGetLastError()
+    return not status

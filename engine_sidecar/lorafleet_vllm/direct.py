@@ -1,0 +1,106 @@
+"""The `direct` loader: a LoRAModel that is nothing but views of the arena and a plan of copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lorafleet.errors import InvalidAdapter
+from lorafleet.profile import ModuleKind
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import PackedLoRALayerWeights
+
+from lorafleet_vllm.slot_factors import Pair, Parts
+from lorafleet_vllm.slot_plan import plan_slot
+
+if TYPE_CHECKING:
+    from lorafleet_vllm.arena_map import ArenaMap
+    from lorafleet_vllm.revision import ModuleTensors, Revision
+    from lorafleet_vllm.slots import SlotPlan
+    from lorafleet_vllm.targets import Target
+
+
+class ReadyModel(LoRAModel):  # type: ignore[misc]  # vLLM is untyped
+    """A LoRAModel that vLLM must neither merge, scale nor pin: it is registered as it is."""
+
+
+class DirectModel(ReadyModel):
+    """A revision in the arena, in vLLM's packed form.
+
+    Its tensors are read-only views whose scaling stands beside them: `optimize()`, which scales in
+    place, must never be called on them. `plan` fills a slot.
+    """
+
+    def __init__(self, lora_int_id: int, rank: int, parts: dict[str, Parts], plan: SlotPlan):
+        super().__init__(lora_int_id, rank, {key: _packed(key, p) for key, p in parts.items()})
+        self.plan = plan
+
+
+def build(
+    lora_int_id: int,
+    revision: Revision,
+    arena: ArenaMap,
+    targets: dict[str, Target],
+    modules: dict[str, Any],
+) -> DirectModel:
+    """Return the revision as vLLM's packed model, without a copy.
+
+    Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own: an
+    adapter that is returned fits, so that filling a slot later can't fail for its sake.
+    """
+    parts: dict[str, Parts] = {}
+    for tensors in revision.modules:
+        target = find_target(tensors, targets)
+        siblings = parts.setdefault(target.wrapper, _empty(target, targets))
+        siblings[target.part] = pair_of(tensors, revision, arena)
+    if not parts:
+        raise InvalidAdapter(f"{revision.digest}: no LoRA tensors match the engine")
+    return DirectModel(lora_int_id, revision.rank, parts, plan_slot(modules, parts))
+
+
+def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair:
+    """Return one module's arena views. Raises InvalidAdapter outside the arena."""
+    dtype = getattr(torch, revision.dtype)
+    a, b = (
+        arena.view(revision.data_offset + extent.offset, extent.shape, dtype)
+        for extent in (tensors.a, tensors.b)
+    )
+    return Pair(tensors.name, a, b, tensors.scaling)
+
+
+def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
+    """Return the engine's module for `tensors`. Raises InvalidAdapter if it does not fit."""
+    target = targets.get(tensors.name)
+    if target is None:
+        raise InvalidAdapter(f"{tensors.name} is not in the engine")
+    module, rank = target.module, tensors.rank
+    experts = (module.num_experts,) if module.kind is ModuleKind.EXPERTS else ()
+    wanted_a = (*experts, rank, module.in_features)
+    wanted_b = (*experts, module.out_features, rank)
+    if tensors.kind is not module.kind or tensors.a.shape != wanted_a:
+        raise InvalidAdapter(
+            f"{tensors.name}: {tensors.kind} lora_A has shape {list(tensors.a.shape)}, "
+            f"expected {module.kind} {list(wanted_a)}"
+        )
+    if tensors.b.shape != wanted_b:
+        raise InvalidAdapter(
+            f"{tensors.name}: lora_B has shape {list(tensors.b.shape)}, expected {list(wanted_b)}"
+        )
+    return target
+
+
+def _empty(target: Target, targets: dict[str, Target]) -> Parts:
+    return [None] * sum(other.wrapper == target.wrapper for other in targets.values())
+
+
+def _packed(wrapper: str, parts: Parts) -> PackedLoRALayerWeights:
+    """Return what vLLM looks up by wrapper name; the scaling is told, not applied."""
+    rank = next(pair.a.shape[-2] for pair in parts if pair is not None)
+    return PackedLoRALayerWeights(
+        wrapper,
+        rank,
+        [None] * len(parts),
+        [None if pair is None else pair.a for pair in parts],
+        [None if pair is None else pair.b for pair in parts],
+        scaling=[1.0 if pair is None else pair.scaling[0] for pair in parts],
+    )

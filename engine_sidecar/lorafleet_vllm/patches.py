@@ -1,0 +1,238 @@
+"""Every attribute that the plugin assigns on vLLM's classes. Nothing else patches.
+
+Worker side: the LoRA managers hand adapters of ours to `Residency`, all others go on to vLLM's own
+method. API side: the table of served names and the control socket. Both managers are wrapped:
+`LRUCacheWorkerLoRAManager.add_adapter` does not call its parent's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import vllm
+
+from lorafleet_vllm import compat
+from lorafleet_vllm.settings import volume_from_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("vllm.lorafleet")
+_MARK = "__lorafleet__"  # set on every function that this file puts in place
+
+
+def apply() -> str:
+    """Patch vLLM in this process, once. Returns what the handshake says: "ok" or the reason."""
+    _enable_amx()
+    reason = compat.check(vllm.__version__, compat.WORKER_SIDE + compat.API_SIDE)
+    if reason != compat.OK:
+        _log.warning("lorafleet: the plugin is inactive: %s", reason)
+    else:
+        _patch_workers()
+    _patch_api_server(reason)
+    return reason
+
+
+def _enable_amx() -> None:
+    """Ask the kernel for AMX: without it bfloat16 attention on some CPUs dies of SIGILL."""
+    import torch
+
+    init_amx = getattr(getattr(torch._C, "_cpu", None), "_init_amx", None)
+    if init_amx is not None:
+        init_amx()
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace `owner.name` by `make(original)`, unless done before."""
+    original = getattr(owner, name)
+    if hasattr(original, _MARK):
+        return
+    replacement = functools.wraps(original)(make(original))
+    setattr(replacement, _MARK, True)
+    setattr(owner, name, replacement)
+
+
+def _patch_workers() -> None:
+    from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager, WorkerLoRAManager
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from lorafleet_vllm import worker_calls
+
+    for manager in (WorkerLoRAManager, LRUCacheWorkerLoRAManager):
+        _wrap(manager, "create_lora_manager", _create_lora_manager)
+        _wrap(manager, "add_adapter", _add_adapter)
+    _wrap(WorkerLoRAManager, "_load_adapter", _load_adapter)
+    _wrap(WorkerLoRAManager, "remove_adapter", _remove_adapter)
+    _wrap(WorkerLoRAManager, "set_active_adapters", _set_active_adapters)
+    _wrap(LoRAModelManager, "_add_adapter", _register)
+    _wrap(LoRAModelManager, "activate_adapter", _activate_adapter)
+    _wrap(LRUCacheLoRAModelManager, "activate_adapter", _count_slot_eviction)
+    _wrap(LRUCacheLoRAModelManager, "remove_oldest_adapter", _count_eviction)
+    for call in (
+        worker_calls.lorafleet_stats,
+        worker_calls.lorafleet_profile,
+        worker_calls.lorafleet_pin,
+    ):
+        setattr(WorkerBase, call.__name__, call)
+
+
+def _create_lora_manager(original: Any) -> Any:
+    def create_lora_manager(self: Any, model: Any, vllm_config: Any) -> Any:
+        from lorafleet_vllm.residency import Residency
+
+        result = original(self, model, vllm_config)
+        volume = volume_from_environment()
+        if volume is not None:
+            self._adapter_manager.lorafleet = Residency(volume, self._adapter_manager)
+        return result
+
+    return create_lora_manager
+
+
+def _residency(owner: Any) -> Any:
+    """Return the Residency of a worker's LoRA manager or of its model manager, or None."""
+    return getattr(getattr(owner, "_adapter_manager", owner), "lorafleet", None)
+
+
+def _load_adapter(original: Any) -> Any:
+    def load_adapter(self: Any, lora_request: Any) -> Any:
+        residency = _residency(self)
+        if residency is not None and residency.is_ours(lora_request):
+            return residency.load(lora_request)
+        return original(self, lora_request)
+
+    return load_adapter
+
+
+def _add_adapter(original: Any) -> Any:
+    def add_adapter(self: Any, request: Any) -> bool:
+        residency = _residency(self)
+        if residency is not None and residency.is_ours(request):
+            return bool(residency.add(request))
+        return bool(original(self, request))
+
+    return add_adapter
+
+
+def _remove_adapter(original: Any) -> Any:
+    def remove_adapter(self: Any, adapter_id: int) -> bool:
+        residency = _residency(self)
+        if residency is None or adapter_id not in residency.known:
+            return bool(original(self, adapter_id))
+        if residency.in_step:  # the manager without LRU drops what the step does not use
+            residency.stats.evictions += 1
+            return bool(original(self, adapter_id))
+        return bool(residency.remove(adapter_id))
+
+    return remove_adapter
+
+
+def _set_active_adapters(original: Any) -> Any:
+    def set_active_adapters(self: Any, requests: Any, mapping: Any) -> None:
+        residency = _residency(self)
+        if residency is None:
+            original(self, requests, mapping)
+            return
+        with residency.step(requests):
+            original(self, requests, mapping)
+
+    return set_active_adapters
+
+
+def _register(original: Any) -> Any:
+    def add_adapter(self: Any, lora: Any) -> None:
+        from lorafleet_vllm.direct import ReadyModel
+
+        if isinstance(lora, ReadyModel):  # packed already: no merging, no scaling, no pinning
+            self._registered_adapters[lora.id] = lora
+        else:
+            original(self, lora)
+
+    return add_adapter
+
+
+def _activate_adapter(original: Any) -> Any:
+    def activate_adapter(self: Any, lora_id: int) -> bool:
+        residency = _residency(self)
+        if residency is None:
+            return bool(original(self, lora_id))
+        return bool(residency.activate(lora_id, original))
+
+    return activate_adapter
+
+
+def _count_slot_eviction(original: Any) -> Any:
+    def activate_adapter(self: Any, lora_id: int) -> bool:
+        before = set(self._active_adapters)
+        result = original(self, lora_id)
+        residency = _residency(self)
+        if residency is not None:
+            gone = before - set(self._active_adapters)
+            residency.stats.slot_evictions += len(gone & residency.known.keys())
+        return bool(result)
+
+    return activate_adapter
+
+
+def _count_eviction(original: Any) -> Any:
+    def remove_oldest_adapter(self: Any) -> bool:
+        before = set(self._registered_adapters)
+        result = original(self)
+        residency = _residency(self)
+        if residency is not None:
+            gone = before - set(self._registered_adapters)
+            residency.stats.evictions += len(gone & residency.known.keys())
+        return bool(result)
+
+    return remove_oldest_adapter
+
+
+def _patch_api_server(reason: str) -> None:
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    def init(original: Any) -> Any:
+        def start_with_control(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            _start_control(self, reason)
+
+        return start_with_control
+
+    _wrap(OpenAIServingModels, "__init__", init)
+    if reason == compat.OK:
+        _wrap(OpenAIServingModels, "model_name", _model_name)
+        _wrap(OpenAIServingModels, "show_available_models", _show_available_models)
+
+
+def _start_control(models: Any, reason: str) -> None:
+    try:
+        from lorafleet_vllm.front import start
+
+        start(models, reason)
+    except Exception:
+        _log.exception("lorafleet: the control socket could not be started")
+
+
+def _model_name(original: Any) -> Any:
+    def model_name(self: Any, lora_request: Any = None) -> str:
+        name = str(original(self, lora_request))
+        table = self.lora_requests
+        return (
+            table.shown_name(lora_request)
+            if hasattr(table, "shown_name") and lora_request
+            else name
+        )
+
+    return model_name
+
+
+def _show_available_models(original: Any) -> Any:
+    async def show_available_models(self: Any) -> Any:
+        models = await original(self)
+        if hasattr(self.lora_requests, "rewrite_cards"):
+            models.data = self.lora_requests.rewrite_cards(models.data)
+        return models
+
+    return show_available_models

@@ -1,0 +1,83 @@
+"""The API server's table of served names, which also knows who is using which revision.
+
+vLLM looks a name up with `table[name]` in the asyncio task of the HTTP request and registers the
+request with the engine later. The table therefore counts from the look-up on: the task that looked
+a revision up holds it until the task is done, response streamed and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lorafleet_vllm.settings import Volume
+
+
+class ServedNames(dict[str, Any]):
+    """Served name -> LoRARequest, in place of OpenAIServingModels.lora_requests.
+
+    An adapter of ours is in it under its served name and, while it is loaded, as
+    `<served name>@<first 12 hex digits of its digest>`; stock adapters are as vLLM put them.
+    """
+
+    def __init__(self, volume: Volume, others: dict[str, Any]) -> None:
+        super().__init__(others)
+        self._volume = volume
+        self._holders: dict[int, set[asyncio.Task[Any]]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        request = super().__getitem__(name)
+        if self.is_ours(request):
+            self._hold(request.lora_int_id)
+        return request
+
+    def peek(self, name: str) -> Any:
+        """Return the request of `name` or None, without counting as a user of it."""
+        return super().get(name)
+
+    def is_ours(self, request: Any) -> bool:
+        """Whether `request` is for a revision on our volume."""
+        return self._volume.revision_of(request.lora_path) is not None
+
+    def _hold(self, lora_int_id: int) -> None:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # not in an event loop: nothing that could be in flight
+            return
+        if task is None:
+            return
+        holders = self._holders.setdefault(lora_int_id, set())
+        if task not in holders:
+            holders.add(task)
+            task.add_done_callback(holders.discard)
+
+    def holders(self, lora_int_id: int) -> int:
+        """Return how many requests have looked the revision up and are not answered yet."""
+        return len(self._holders.get(lora_int_id, ()))
+
+    def forget(self, lora_int_id: int) -> None:
+        """Drop the bookkeeping of an unloaded revision."""
+        self._holders.pop(lora_int_id, None)
+
+    def shown_name(self, request: Any) -> str:
+        """Return the name that clients know the adapter of `request` by."""
+        name = str(request.lora_name)
+        return name.rpartition("@")[0] if self.is_ours(request) else name
+
+    def rewrite_cards(self, cards: Iterable[Any]) -> list[Any]:
+        """Return vLLM's model cards with ours under their served names, each once."""
+        ours = {r.lora_name: [] for r in self.values() if self.is_ours(r)}  # type: dict[str, list[str]]
+        for name, request in self.items():
+            if self.is_ours(request) and name != request.lora_name:
+                ours[request.lora_name].append(name)
+        shown = []
+        for card in cards:
+            if card.id not in ours:
+                shown.append(card)
+                continue
+            shown.extend(card.model_copy(update={"id": name}) for name in ours.pop(card.id))
+            ours[card.id] = []
+        return shown

@@ -1,0 +1,59 @@
+"""One pair of LoRA factors, and where they lie in a slot of the engine's rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import InvalidAdapter, RankTooHigh
+
+from lorafleet_vllm.slots import Fill, Piece
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One module's unscaled arena views and its scaling (one number, or one for each expert)."""
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: tuple[float, ...]
+
+
+Parts = list[Pair | None]
+
+
+def factor_a(name: str, slots: torch.Tensor, a: torch.Tensor) -> Fill:
+    """Return the fill of a lora_A buffer: rows [0, rank), all columns."""
+    check_features(
+        name, "lora_A", a.shape[:-2] + a.shape[-1:], slots.shape[1:-2] + slots.shape[-1:]
+    )
+    rank = _rank(name, a.shape[-2], slots.shape[-2])
+    zeros = ((slice(rank, None), slice(None)),) if rank < slots.shape[-2] else ()
+    return Fill(slots, (Piece((slice(rank), slice(None)), a),), zeros)
+
+
+def factor_b(name: str, slots: torch.Tensor, b: torch.Tensor, scale: float | torch.Tensor) -> Fill:
+    """Return the fill of a lora_B buffer: all rows, columns [0, rank), scaled."""
+    check_features(name, "lora_B", b.shape[:-1], slots.shape[1:-1])
+    rank = _rank(name, b.shape[-1], slots.shape[-1])
+    zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[-1] else ()
+    return Fill(slots, (Piece((slice(None), slice(rank)), b, scale),), zeros)
+
+
+def _rank(name: str, rank: int, limit: int) -> int:
+    if rank > limit:
+        raise RankTooHigh(f"{name}: LoRA rank {rank} is greater than max_lora_rank {limit}")
+    return rank
+
+
+def check_features(name: str, factor: str, found: torch.Size, wanted: torch.Size) -> None:
+    """Raise InvalidAdapter unless `found` are the features that the slot has."""
+    dense = wanted[1:] if len(wanted) == len(found) + 1 and wanted[0] == 1 else wanted
+    if tuple(found) != tuple(dense):
+        raise InvalidAdapter(
+            f"{name}: {factor} has features {list(found)}, this engine's slot {list(dense)}"
+        )

@@ -1,0 +1,126 @@
+"""From an adapter's arena views to the copies that fill one slot, for each kind of vLLM layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lorafleet.errors import InvalidAdapter
+from vllm.lora.layers import (
+    FusedMoE3DWithLoRA,
+    FusedMoEWithLoRA,
+    LogitsProcessorWithLoRA,
+    VocabParallelEmbeddingWithLoRA,
+)
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+from lorafleet_vllm import slot_plan_moe
+from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
+from lorafleet_vllm.slots import Fill, Piece, SlotPlan
+
+
+def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
+    """Return the plan for an adapter; `parts` maps a wrapper to the pairs of its parts.
+
+    Wrappers without parts are zeroed. Raises InvalidAdapter for what a slot cannot hold.
+    """
+    fills: list[Fill] = []
+    enabled: list[torch.Tensor] = []
+    disabled: list[torch.Tensor] = []
+    for wrapper, layer in modules.items():
+        pairs = parts.get(wrapper, [])
+        adapted = any(pair is not None for pair in pairs)
+        if isinstance(layer, FusedMoEWithLoRA):
+            (enabled if adapted else disabled).append(layer.adapter_enabled)
+        if not adapted:
+            fills.extend(Fill(slots) for slots in slot_tensors(layer))
+        elif isinstance(layer, FusedMoE3DWithLoRA):
+            fills.extend(slot_plan_moe.fused(layer, pairs))
+        elif isinstance(layer, FusedMoEWithLoRA):
+            fills.extend(slot_plan_moe.split(layer, pairs))
+        elif isinstance(layer, VocabParallelEmbeddingWithLoRA | LogitsProcessorWithLoRA):
+            fills.extend(_whole(layer, pairs[0]))
+        else:
+            fills.extend(_linear(layer, pairs))
+    return SlotPlan(tuple(fills), tuple(enabled), tuple(disabled))
+
+
+def empty_plan(modules: dict[str, Any]) -> SlotPlan:
+    """Return the plan that leaves a slot as if nothing had ever been in it."""
+    return plan_slot(modules, {})
+
+
+def slot_tensors(layer: Any) -> list[torch.Tensor]:
+    """Return every stacked buffer of one LoRA layer: the memory that its slots take."""
+    if isinstance(layer, FusedMoEWithLoRA):
+        return [
+            *layer.w13_lora_a_stacked,
+            *layer.w13_lora_b_stacked,
+            *layer.w2_lora_a_stacked,
+            *layer.w2_lora_b_stacked,
+        ]
+    found: list[torch.Tensor] = []
+    for name in ("lora_a_stacked", "lora_b_stacked"):
+        stacked = getattr(layer, name, ())
+        found.extend([stacked] if isinstance(stacked, torch.Tensor) else stacked)
+    return found
+
+
+def _whole(layer: Any, pair: Pair | None) -> list[Fill]:
+    """Plan a layer that every rank holds whole: the embedding (A transposed), the logits."""
+    assert pair is not None
+    b = factor_b(pair.name, layer.lora_b_stacked, pair.b, pair.scaling[0])
+    if isinstance(layer, LogitsProcessorWithLoRA):
+        return [factor_a(pair.name, layer.lora_a_stacked, pair.a), b]
+    rank, vocabulary = pair.a.shape
+    slots = layer.lora_a_stacked  # [max_loras, vocabulary, max_rank]
+    check_features(pair.name, "lora_embedding_A", torch.Size([vocabulary]), slots.shape[1:2])
+    piece = Piece((slice(None), slice(rank)), pair.a.mT)
+    zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[2] else ()
+    return [Fill(slots, (piece,), zeros), b]
+
+
+def _linear(layer: Any, pairs: Parts) -> list[Fill]:
+    if not isinstance(layer, BaseLinearLayerWithLoRA):
+        names = ", ".join(pair.name for pair in pairs if pair is not None)
+        raise InvalidAdapter(f"{names}: a {type(layer).__name__} cannot be filled")
+    a, b, scales = _slices(layer, pairs)
+    fills: list[Fill] = []
+    for index in range(layer.n_slices):
+        buffers = layer.lora_a_stacked[index], layer.lora_b_stacked[index]
+        if a[index] is None or b[index] is None:
+            fills.extend(Fill(slots) for slots in buffers)
+            continue
+        name = next(pair.name for pair in pairs if pair is not None)
+        fills.append(factor_a(name, buffers[0], a[index]))
+        fills.append(factor_b(name, buffers[1], b[index], scales[index]))
+    return fills
+
+
+def _slices(layer: Any, pairs: Parts) -> tuple[list[Any], list[Any], list[float]]:
+    """Return (A, B, scaling) of each slice of the layer, sharded as vLLM itself shards them."""
+    if len(pairs) == 1 and layer.n_slices == 1:
+        (pair,) = pairs
+        assert pair is not None
+        a, b = pair.a, pair.b
+        if layer.tp_size > 1:
+            a, b = layer.slice_lora_a(a), layer.slice_lora_b(b)
+        return [a], [b], [pair.scaling[0]]
+    factors_a: list[Any] = [None if pair is None else pair.a for pair in pairs]
+    factors_b: list[Any] = [None if pair is None else pair.b for pair in pairs]
+    if len(pairs) != layer.n_slices:
+        factors_a, factors_b = _expand(layer, factors_a, factors_b)
+    # Each slice's A is the very object of the pair that it came from, whatever was expanded.
+    scale_of = {id(pair.a): pair.scaling[0] for pair in pairs if pair is not None}
+    scales = [scale_of.get(id(a), 1.0) for a in factors_a]
+    if layer.tp_size > 1:
+        factors_a, factors_b = layer.slice_lora_a(factors_a), layer.slice_lora_b(factors_b)
+    return factors_a, factors_b, scales
+
+
+def _expand(layer: Any, a: list[Any], b: list[Any]) -> tuple[list[Any], list[Any]]:
+    if len(a) == 1:  # one pair for a layer of several slices
+        rows = list(layer.base_layer.output_sizes)
+        return a * layer.n_slices, list(b[0].split(rows))
+    expanded: tuple[list[Any], list[Any]] = layer.expand_packed_lora(a, b)
+    return expanded

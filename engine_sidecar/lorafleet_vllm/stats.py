@@ -1,0 +1,78 @@
+"""What one worker counts, where it happens."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE = 4096
+
+
+@dataclass
+class WorkerStats:
+    """Counters of one worker process; bytes are device bytes unless they say `host`.
+
+    `loads` counts first loads, `rebuilds` loads of an id that was loaded before, `evictions`
+    adapters that LRU dropped from the host tier, `slot_evictions` those that it dropped from a
+    slot. `temporary_*` are of the last load or rebuild: memory above the slots at its peak, and
+    what of it stayed.
+    """
+
+    loads: int = 0
+    rebuilds: int = 0
+    evictions: int = 0
+    slot_evictions: int = 0
+    activations: int = 0
+    offloads: int = 0
+    refused: int = 0
+    temporary_peak_bytes: int = 0
+    temporary_kept_bytes: int = 0
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the wall-clock seconds of the block to `phase`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start  # type: ignore[assignment]
+
+    @contextmanager
+    def device_memory(self, device: torch.device) -> Iterator[None]:
+        """Measure the temporary device memory of the block."""
+        if device.type != "cuda":
+            yield
+            return
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        try:
+            yield
+        finally:
+            peak = torch.cuda.max_memory_allocated(device)
+            self.temporary_peak_bytes = peak - before
+            self.temporary_kept_bytes = max(torch.cuda.memory_allocated(device) - before, 0)
+
+    def to_dict(self, device: torch.device) -> dict[str, Any]:
+        """Return the counters and the process's memory as plain numbers."""
+        cuda = device.type == "cuda"
+        return {
+            **asdict(self),
+            "seconds": dict(self.seconds),
+            "torch_allocated_bytes": torch.cuda.memory_allocated(device) if cuda else 0,
+            "torch_reserved_bytes": torch.cuda.memory_reserved(device) if cuda else 0,
+            "resident_host_bytes": _resident_bytes(),
+        }
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE

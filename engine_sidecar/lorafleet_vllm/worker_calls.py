@@ -1,0 +1,43 @@
+"""What the API server process asks of the workers, through vLLM's collective_rpc.
+
+Each function becomes a method of WorkerBase, is called in every worker between two steps, and
+answers with JSON, which any vLLM serialises.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lorafleet_vllm.residency import Residency
+from lorafleet_vllm.worker_profile import read_profile
+
+
+def lorafleet_stats(worker: Any) -> str:
+    """Return this worker's residency and memory counters; `{}` without LoRA."""
+    residency = residency_of(worker)
+    report = {} if residency is None else residency.report()
+    return json.dumps({"rank": worker.rank, **report})
+
+
+def lorafleet_profile(worker: Any) -> str:
+    """Return the EngineProfile of this worker's engine, or an empty string without LoRA."""
+    residency = residency_of(worker)
+    if residency is None:
+        return ""
+    return read_profile(worker.vllm_config, residency).to_json()
+
+
+def lorafleet_pin(worker: Any, lora_int_id: int, pinned: bool) -> str:
+    """Pin or unpin a resident adapter."""
+    residency = residency_of(worker)
+    if residency is not None:
+        residency.pin(lora_int_id, pinned)
+    return "{}"
+
+
+def residency_of(worker: Any) -> Residency | None:
+    """Return the worker's Residency, or None where LoRA is off."""
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    found = getattr(getattr(manager, "_adapter_manager", None), "lorafleet", None)
+    return found if isinstance(found, Residency) else None
