@@ -1,0 +1,83 @@
+"""The command line: run, plan, crds."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the verb that the arguments name; return the exit status."""
+    parser = argparse.ArgumentParser(prog="lorafleet-operator", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("run", help="run the operator (configured by LORAFLEET_* variables)")
+    plan = verbs.add_parser("plan", help="print where adapters would go and why; writes nothing")
+    plan.add_argument(
+        "-f", dest="files", type=Path, nargs="+", required=True, metavar="FILE",
+        help="manifests of LoRAAdapters and EnginePools; pools are read from the cluster if absent",
+    )  # fmt: skip
+    crds = verbs.add_parser("crds", help="write the CustomResourceDefinitions")
+    crds.add_argument("directory", type=Path, nargs="?", default=Path("crds"), metavar="DIR")
+    crds.add_argument("--check", action="store_true", help="only compare; exit 1 on a difference")
+    options = parser.parse_args(arguments)
+    if options.verb == "run":
+        return _run()
+    if options.verb == "plan":
+        return _plan(options.files)
+    return _crds(options.directory, check=options.check)
+
+
+def _run() -> int:
+    import kopf
+
+    from lorafleet_operator import handlers  # noqa: F401 - registers them
+    from lorafleet_operator.settings import InvalidSetting, OperatorSettings
+
+    try:
+        settings = OperatorSettings.from_environ()
+    except InvalidSetting as error:
+        print(f"lorafleet-operator: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("kopf").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))
+    # One replica and no peering: the Deployment's strategy is Recreate. Two operators at a time
+    # would only repeat each other's idempotent orders.
+    kopf.run(
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        memo=kopf.Memo(settings=settings),
+    )
+    return 0
+
+
+def _plan(files: Sequence[Path]) -> int:
+    from lorafleet_operator.explain import InvalidManifest, explain
+
+    try:
+        print(explain(files))
+    except InvalidManifest as error:
+        print(f"lorafleet-operator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _crds(directory: Path, *, check: bool) -> int:
+    from lorafleet_operator.api.schema import check_crds, write_crds
+
+    if not check:
+        for path in write_crds(directory):
+            print(path)
+        return 0
+    problems = check_crds(directory)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0

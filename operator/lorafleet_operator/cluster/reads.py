@@ -1,0 +1,117 @@
+"""From the API server's objects to what the operator works with.
+
+Bodies arrive by kopf's watches; only Secrets are read by request, when a source needs one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kubernetes.aio import client, config
+
+from lorafleet_operator.api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+@dataclass(frozen=True)
+class EnginePod:
+    """The part of a pod that the operator reads; kept for every watched pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    ip: str
+    labels: tuple[tuple[str, str], ...]
+    node: str = ""
+    running: bool = True
+    """Phase Running and not being deleted: its sidecar may be dialled."""
+
+    @property
+    def key(self) -> str:
+        """`<namespace>/<name>`."""
+        return f"{self.namespace}/{self.name}"
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the pod carries all `labels`; no labels match nothing."""
+        return bool(labels) and labels.items() <= dict(self.labels).items()
+
+
+def engine_pod(body: Mapping[str, Any]) -> EnginePod:
+    """Return the pod that `body` describes."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    return EnginePod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ip=status.get("podIP") or "",
+        labels=tuple(sorted((metadata.get("labels") or {}).items())),
+        node=(body.get("spec") or {}).get("nodeName") or "",
+        running=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
+    )
+
+
+class NoCluster(RuntimeError):
+    """Raised when neither a service account nor a kubeconfig names a cluster."""
+
+
+async def connect() -> client.ApiClient:
+    """Return a client for the cluster of this pod's service account, else of KUBECONFIG."""
+    try:
+        if _SERVICE_ACCOUNT.exists():
+            config.load_incluster_config()
+        else:
+            await config.load_kube_config()
+    except config.ConfigException as error:
+        raise NoCluster(str(error)) from None
+    return client.ApiClient()
+
+
+async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:
+    """Return the pools and adapters of a namespace, as the API server gives them."""
+    custom = client.CustomObjectsApi(api)
+    found: list[dict[str, Any]] = []
+    for plural, kind in (
+        (names.POOL_PLURAL, names.POOL_KIND),
+        (names.ADAPTER_PLURAL, names.ADAPTER_KIND),
+    ):
+        answer = await custom.list_namespaced_custom_object(
+            names.GROUP, names.VERSION, namespace, plural
+        )
+        marks = {"apiVersion": names.API_VERSION, "kind": kind}
+        found += [{**item, **marks} for item in answer["items"]]
+    return found
+
+
+async def secret(api: client.ApiClient, namespace: str, name: str) -> dict[str, bytes] | None:
+    """Return the decoded data of a Secret, None if it does not exist or may not be read."""
+    try:
+        found = await client.CoreV1Api(api).read_namespaced_secret(name, namespace)
+    except client.ApiException as error:
+        if error.status in (403, 404):
+            return None
+        raise
+    decoded = {}
+    for key, value in (found.data or {}).items():
+        try:
+            decoded[key] = base64.b64decode(value, validate=True)
+        except binascii.Error:
+            continue
+    return decoded
+
+
+async def first_adapter(api: client.ApiClient, namespaces: tuple[str, ...]) -> None:
+    """List one adapter in each namespace (or the cluster): proof that the API server answers."""
+    custom = client.CustomObjectsApi(api)
+    place = (names.GROUP, names.VERSION)
+    if not namespaces:
+        await custom.list_cluster_custom_object(*place, names.ADAPTER_PLURAL, limit=1)
+    for namespace in namespaces:
+        await custom.list_namespaced_custom_object(*place, namespace, names.ADAPTER_PLURAL, limit=1)

@@ -1,0 +1,140 @@
+"""What the operator writes: status and Events, never spec, never another object.
+
+Status is one merge patch per pass, sent only when something changed. There is one writer, so
+there is no conflict to resolve; a stale cache could only make us write the same again.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kubernetes.aio import client
+
+from lorafleet_operator.api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOG: Final = logging.getLogger(__name__)
+_MERGE: Final = "application/merge-patch+json"
+_COMPONENT: Final = "lorafleet-operator"
+_MAX_EVENT: Final = 1024
+_KINDS: Final = {
+    names.ADAPTER_KIND: names.ADAPTER_PLURAL,
+    names.POOL_KIND: names.POOL_PLURAL,
+}
+
+
+class StatusWriter:
+    """Writes the status of adapters and pools, and remembers the newest answer of each.
+
+    The watch brings a change back a moment after it was written; until then the answer to the
+    patch is the newest state, and computing from it keeps transition times and Events right.
+    """
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._custom = client.CustomObjectsApi(api)
+        self._newest: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def newest(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the newest known status of the object that the watch gave as `body`."""
+        metadata = body["metadata"]
+        written = self._newest.get(metadata["uid"])
+        if written is not None and written[0] > int(metadata["resourceVersion"]):
+            return written[1]
+        self._newest.pop(metadata["uid"], None)
+        return dict(body.get("status") or {})
+
+    def current(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the object that the watch gave as `body`, with its newest status."""
+        return {**body, "status": self.newest(body)}
+
+    async def write(self, kind: str, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Make `status` the object's; return whether that took a request.
+
+        An object that is gone by now counts as written.
+        """
+        metadata = body["metadata"]
+        patch = merge_patch(self.newest(body), status)
+        if not patch:
+            return False
+        try:
+            answer = await self._custom.patch_namespaced_custom_object_status(
+                names.GROUP,
+                names.VERSION,
+                metadata["namespace"],
+                _KINDS[kind],
+                metadata["name"],
+                {"metadata": {"uid": metadata["uid"]}, "status": patch},
+                _content_type=_MERGE,
+            )
+        except client.ApiException as error:
+            if error.status in (404, 409):  # gone, or another object of that name by now
+                return False
+            raise
+        self._newest[metadata["uid"]] = (
+            int(answer["metadata"]["resourceVersion"]),
+            answer.get("status") or {},
+        )
+        return True
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of an object that is gone."""
+        self._newest.pop(uid, None)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that turns `old` into `new`: empty when they are equal."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := merge_patch(before, value):
+                patch[key] = inner
+        elif value != before:
+            patch[key] = value
+    return patch
+
+
+async def post_event(
+    api: client.ApiClient,
+    kind: str,
+    body: Mapping[str, Any],
+    *,
+    type_: Literal["Normal", "Warning"],
+    reason: str,
+    message: str,
+) -> None:
+    """Post an Event about the object. A failure is logged: Events are for people only."""
+    metadata = body["metadata"]
+    now = datetime.now(UTC)
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "generateName": f"{metadata['name'][:200]}.",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": kind,
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": type_,
+        "reason": reason,
+        "message": message[:_MAX_EVENT],
+        "firstTimestamp": now.isoformat(),
+        "lastTimestamp": now.isoformat(),
+        "count": 1,
+        "source": {"component": _COMPONENT},
+        "reportingComponent": _COMPONENT,
+        "reportingInstance": _COMPONENT,
+    }
+    try:
+        await client.CoreV1Api(api).create_namespaced_event(metadata["namespace"], event)
+    except client.ApiException as error:
+        _LOG.warning("cannot post event %s about %s: %s", reason, metadata["name"], error.reason)

@@ -1,0 +1,135 @@
+"""Everything that lives as long as the operator, in one place for the passes to use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_operator.cluster.writes import StatusWriter
+from lorafleet_operator.memory import Memory
+from lorafleet_operator.sources.bounds import SourceSettings
+from lorafleet_operator.transfer.client import Tls
+from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
+from lorafleet_operator.wake import Wakeups
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client import ApiClient
+
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.settings import OperatorSettings
+    from lorafleet_operator.world import World
+
+
+class Fleet:
+    """The operator's view of its world, and its connections to it."""
+
+    def __init__(self, settings: OperatorSettings, world: World, api: ApiClient) -> None:
+        self.settings = settings
+        self.world = world
+        self.api = api
+        self.writer = StatusWriter(api)
+        self.memory = Memory()
+        self.wakeups = Wakeups()
+        self.transfers = asyncio.Semaphore(settings.transfers)
+        self.source_settings = SourceSettings(
+            volume_root=settings.volume_root,
+            allow_private_addresses=settings.allow_private_addresses,
+        )
+        tls = None
+        if settings.tls_dir is not None:
+            tls = Tls.read(settings.tls_dir, settings.tls_server_name)
+        self.links = Links(
+            tls=tls, heartbeat_seconds=settings.heartbeat_seconds, on_change=self._engine_changed
+        )
+        self.alive_at = asyncio.get_running_loop().time()
+
+    def alive(self) -> None:
+        """Note a proof of life: an event, a list, or a pass that came to its end."""
+        self.alive_at = asyncio.get_running_loop().time()
+
+    def sync_links(self) -> None:
+        """Open and close connections so that every reachable pod of every pool has one."""
+        wanted: dict[str, Endpoint] = {}
+        for pools in self.world.pools.values():
+            for pool in sorted(pools, key=lambda pool: pool.metadata.name):
+                for pod in self.world.members(pool):
+                    if pod.running and pod.ip:
+                        wanted.setdefault(
+                            pod.uid, Endpoint(pod.key, pod.uid, pod.ip, pool.spec.sidecar_port)
+                        )
+        living = {
+            pod.uid for pods in self.world.pods.values() for pod in pods if pod.running and pod.ip
+        }
+        self.links.sync(wanted.values(), living)
+
+    def wake_pool(self, key: str) -> None:
+        """Wake the pool `<namespace>/<name>` and all its adapters."""
+        self.wakeups.wake(pool_loop(key))
+        for adapter in self.world.adapters.get(key) or ():
+            self.wakeups.wake(adapter.key)
+
+    def adapter_came_or_went(self, adapter: LoRAAdapter) -> None:
+        """Wake the adapter's pool, and adapters that want the same served name."""
+        key = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
+        self.wakeups.wake(pool_loop(key))
+        for other in self.world.adapters.get(key) or ():
+            if other.resource.served_name == adapter.served_name:
+                self.wakeups.wake(other.key)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.links.close()
+        await self.api.close()
+
+    def _engine_changed(self, link: EngineLink, previous: pb.Inventory | None) -> None:
+        namespace, _, name = link.endpoint.pod.partition("/")
+        affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
+        for pool in self.world.pools.get(namespace) or ():
+            if any(pod.name == name for pod in self.world.members(pool)):
+                if affected is None:
+                    self.wake_pool(pool.key)
+                self.wakeups.wake(pool_loop(pool.key))
+        for key in affected or ():
+            self.wakeups.wake(key)
+
+
+def pool_loop(key: str) -> str:
+    """Return the wake-up key of a pool: apart from an adapter of the same name."""
+    return f"pool {key}"
+
+
+def adapters_affected(
+    old: pb.Inventory | None, new: pb.Inventory | None, *, in_contact: bool
+) -> set[str] | None:
+    """Return the adapters that a change of inventory concerns, None for all of the pool.
+
+    One adapter's load must not wake ten thousand others; a new start of vLLM or a change of
+    health does.
+    """
+    if old is None or new is None or not in_contact or old is new:
+        return None
+    if (old.engine_instance, old.health, old.health_message) != (
+        new.engine_instance,
+        new.health,
+        new.health_message,
+    ):
+        return None
+    before, after = _contents(old), _contents(new)
+    return {(before.get(key) or after[key]) for key in before.keys() ^ after.keys()}
+
+
+def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
+    """Return adapters by what is worth a pass of each entry: not the count of running requests."""
+    found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
+    for entry in inventory.loaded:
+        quiet = pb.LoadedAdapter()
+        quiet.CopyFrom(entry)
+        quiet.in_flight = 0
+        found[b"l" + _bytes(quiet)] = entry.adapter
+    return found
+
+
+def _bytes(entry: pb.LoadedAdapter | pb.StagedRevision) -> bytes:
+    return entry.SerializeToString(deterministic=True)

@@ -1,0 +1,159 @@
+"""All that the framework calls: what is indexed, what wakes, and one loop for each object.
+
+Nothing is decided here. Four traps of the framework, each with a test:
+- `stopped` is set on deletion and also when the operator exits or pauses: only RESOURCE_DELETED
+  unloads. Otherwise each restart of the operator would empty the fleet.
+- No cancellation_timeout: with it the finalizer goes although the unload has not finished.
+- A daemon that returns is never started again, so the loops let no error out.
+- An object that is already being deleted when the operator starts gets no daemon and loses its
+  finalizer at once: its leftovers on the engines are orphans, which the pool's loop unloads.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import kopf
+
+from lorafleet_operator import loops, passes
+from lorafleet_operator.api import names
+from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.reads import EnginePod, engine_pod
+from lorafleet_operator.fleet import Fleet, pool_loop
+from lorafleet_operator.probes import Probes
+from lorafleet_operator.world import KnownAdapter, World
+
+ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
+POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
+PODS: Final = ("", "v1", "pods")
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any) -> None:
+    """Set the framework up, connect to the API server, serve /healthz and /metrics."""
+    ours = memo.settings
+    settings.persistence.finalizer = names.FINALIZER
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(
+        prefix=names.ANNOTATION_PREFIX
+    )
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(
+        prefix=names.ANNOTATION_PREFIX
+    )
+    settings.posting.enabled = False  # our Events say more
+    settings.background.instant_exit_timeout = 1.0  # loops cut off their pass when stopped
+    settings.networking.request_timeout = 30.0
+    if ours.pod_selector:
+        settings.watching.label_selectors[PODS] = ours.pod_selector
+    settings.scanning.disabled = bool(ours.namespaces)  # a Role cannot list CRDs or namespaces
+    memo.fleet = Fleet(
+        ours,
+        World(indices["engine_pods"], indices["pools"], indices["adapters"]),
+        await reads.connect(),
+    )
+    memo.probes = await Probes.start(memo.fleet)
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    """Close what `start` opened. The fleet stays as it is."""
+    await memo.probes.stop()
+    await memo.fleet.close()
+
+
+@kopf.index(*PODS)
+def engine_pods(body: kopf.Body, **_: Any) -> dict[str, EnginePod]:
+    """Index pods by namespace."""
+    pod = engine_pod(body)
+    return {pod.namespace: pod}
+
+
+@kopf.index(*POOLS)
+def pools(body: kopf.Body, **_: Any) -> dict[str, EnginePool]:
+    """Index pools by namespace."""
+    pool = EnginePool.model_validate(dict(body))
+    return {pool.metadata.namespace: pool}
+
+
+@kopf.index(*ADAPTERS)
+def adapters(body: kopf.Body, **_: Any) -> dict[str, KnownAdapter]:
+    """Index adapters by their pool."""
+    adapter = LoRAAdapter.model_validate(dict(body))
+    pool = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
+    return {pool: KnownAdapter(adapter, body["metadata"]["creationTimestamp"])}
+
+
+@kopf.on.event(*PODS)
+async def pod_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    """Follow pods: connections to new ones, and a pass for the pools that select it."""
+    fleet: Fleet = memo.fleet
+    fleet.alive()
+    fleet.sync_links()
+    pod = engine_pod(body)
+    for pool in fleet.world.pools.get(pod.namespace) or ():
+        if pod.matches(pool.spec.selector.match_labels):
+            fleet.wake_pool(pool.key)
+
+
+@kopf.on.event(*POOLS)
+async def pool_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    """Follow pools: their selectors and ports decide who is connected to."""
+    fleet: Fleet = memo.fleet
+    fleet.alive()
+    fleet.sync_links()
+    fleet.wake_pool(_key(body))
+
+
+@kopf.on.event(*ADAPTERS)
+async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Wake the adapter; when one comes or goes, also its pool and whoever shares its name."""
+    fleet: Fleet = memo.fleet
+    fleet.alive()
+    fleet.wakeups.wake(_key(body))
+    if event["type"] in ("ADDED", "DELETED"):
+        fleet.adapter_came_or_went(LoRAAdapter.model_validate(dict(body)))
+
+
+@kopf.daemon(*ADAPTERS)
+async def adapter_daemon(
+    body: kopf.Body, stopped: kopf.DaemonStopped, memo: kopf.Memo, **_: Any
+) -> None:
+    """Keep one adapter as its manifest wants it; unload it when, and only when, it is deleted."""
+    fleet: Fleet = memo.fleet
+    await loops.keep(
+        _key(body),
+        partial(passes.adapter_pass, body, fleet),
+        wakeups=fleet.wakeups,
+        settings=fleet.settings,
+        stopped=stopped,
+        interval=partial(passes.adapter_interval, body, fleet),
+    )
+    if deleted(stopped):
+        await loops.insist(_key(body), partial(passes.delete_adapter, body, fleet))
+
+
+@kopf.daemon(*POOLS)
+async def pool_daemon(
+    body: kopf.Body, stopped: kopf.DaemonStopped, memo: kopf.Memo, **_: Any
+) -> None:
+    """Keep one pool's status, and its engines free of adapters that nobody owns."""
+    fleet: Fleet = memo.fleet
+    await loops.keep(
+        pool_loop(_key(body)),
+        partial(passes.pool_pass, body, fleet),
+        wakeups=fleet.wakeups,
+        settings=fleet.settings,
+        stopped=stopped,
+        interval=lambda: fleet.settings.resync_seconds,
+    )
+
+
+def deleted(stopped: kopf.DaemonStopped) -> bool:
+    """Return whether a daemon was stopped because its object is deleted."""
+    reason = stopped.reason
+    return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
+
+
+def _key(body: kopf.Body) -> str:
+    return f"{body.metadata.namespace}/{body.metadata.name}"

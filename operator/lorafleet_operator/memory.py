@@ -1,0 +1,105 @@
+"""What the operator keeps between passes: only what can be read or found out again.
+
+Losing all of it (a restart) costs some reads and one more refusal of a bad adapter; it never
+changes what a pass wants.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from lorafleet.errors import LorafleetError
+    from lorafleet.profile import EngineProfile
+
+_MAX_VERDICTS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at a source found: a fingerprint or an error."""
+
+    generation: int
+    at: float
+    """Time of the look (the loop's clock)."""
+    fingerprint: str = ""
+    origin: str = ""
+    """Address and revision, for people."""
+    normalized: tuple[str, ...] = ()
+    error: LorafleetError | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What preflight found for one content and one engine profile."""
+
+    size_bytes: int = 0
+    rank: int = 0
+    normalized: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: LorafleetError | None = None
+
+
+VerdictKey = tuple[str, bool, "EngineProfile"]
+"""Fingerprint, whether a base mismatch is allowed, and the profile."""
+
+
+class Memory:
+    """Caches of looks, verdicts and final refusals."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, Look] = {}
+        self._verdicts: OrderedDict[VerdictKey, Verdict] = OrderedDict()
+        self._refusals: dict[str, dict[str, tuple[int, str, LorafleetError]]] = {}
+
+    def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
+        """Return the last look at the adapter's source if it still counts.
+
+        A look counts for its generation and `poll_seconds`; 0 makes it count for ever.
+        """
+        found = self._looks.get(uid)
+        if found is None or found.generation != generation:
+            return None
+        if poll_seconds and now - found.at >= poll_seconds:
+            return None
+        return found
+
+    def keep_look(self, uid: str, look: Look) -> None:
+        """Keep what a look found."""
+        self._looks[uid] = look
+
+    def drop_look(self, uid: str) -> None:
+        """Make the next pass look at the source again."""
+        self._looks.pop(uid, None)
+
+    def verdict(self, key: VerdictKey) -> Verdict | None:
+        """Return what preflight found before."""
+        return self._verdicts.get(key)
+
+    def keep_verdict(self, key: VerdictKey, verdict: Verdict) -> None:
+        """Keep a verdict; the oldest ones make room."""
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > _MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+    def refusal(
+        self, uid: str, engine: str, generation: int, fingerprint: str
+    ) -> LorafleetError | None:
+        """Return the engine's final refusal of this content under this spec."""
+        found = self._refusals.get(uid, {}).get(engine)
+        if found is None or found[:2] != (generation, fingerprint):
+            return None
+        return found[2]
+
+    def keep_refusal(
+        self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError
+    ) -> None:
+        """Keep a final refusal, so that the content is not sent there again."""
+        self._refusals.setdefault(uid, {})[engine] = (generation, fingerprint, error)
+
+    def forget(self, uid: str) -> None:
+        """Drop all about an adapter that is gone."""
+        self._looks.pop(uid, None)
+        self._refusals.pop(uid, None)

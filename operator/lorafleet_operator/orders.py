@@ -1,0 +1,228 @@
+"""Carrying out what the rollout decided: orders to sidecars, many engines at once.
+
+An engine that fails keeps its error in `facts.troubles`; the others go on. A terminal error is
+also kept in memory, so that the same content is not sent there again. After each step the
+touched engines are asked for their inventory: the next decision is made from what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from lorafleet.errors import LorafleetError, SourceError
+from lorafleet.header import parse_header
+from lorafleet.layout import chunk_plan
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_operator import metrics, rollout
+from lorafleet_operator.resolve import same_content
+from lorafleet_operator.transfer.streaming import Limits, Payload
+from lorafleet_operator.transfer.streaming import stage as stream
+from lorafleet_operator.world import engine_view
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from lorafleet_operator.facts import Facts
+    from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.resolve import SourceReader
+    from lorafleet_operator.sources.base import ResolvedAdapter
+    from lorafleet_operator.transfer.client import SidecarClient
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+async def stage(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
+    """Send the wanted content to every chosen engine that lacks it, reading it once."""
+    lacking = [uid for uid in rollout.to_stage(facts.wanted()) if not facts.view(uid).problem]
+    if not facts.may_act or not lacking or facts.source_error is not None:
+        return
+    links = {uid: link for uid in lacking if (link := fleet.links.get(uid)) is not None}
+    async with fleet.transfers:
+        with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
+            try:
+                content = await same_content(facts, reader, fleet)
+                results = await stream(
+                    await asyncio.to_thread(payload, facts, content, fleet),
+                    {uid: link.client for uid, link in links.items()},
+                    Limits(
+                        window_chunks=fleet.settings.window_chunks,
+                        stall_seconds=fleet.settings.stall_seconds,
+                        commit_seconds=fleet.settings.load_timeout_seconds,
+                    ),
+                    on_sent=metrics.TRANSFER_BYTES.inc,
+                )
+            except SourceError as error:
+                facts.source_error = error
+                fleet.memory.drop_look(facts.adapter.metadata.uid)
+                return
+    for uid, result in results.items():
+        if isinstance(result, LorafleetError):
+            _note(facts, fleet, uid, result)
+        else:
+            links[uid].digests[facts.fingerprint] = result.digest
+    await _look_again(facts, fleet, links)
+
+
+async def load(facts: Facts, fleet: Fleet) -> None:
+    """Make every chosen engine load the wanted revision beside what it serves."""
+    if not facts.may_act:
+        return
+    await _order(
+        facts,
+        fleet,
+        rollout.to_load(facts.wanted()),
+        lambda uid, client: client.load(
+            _load_request(facts, uid, publish=False), fleet.settings.load_timeout_seconds
+        ),
+    )
+
+
+async def publish(facts: Facts, fleet: Fleet) -> None:
+    """Move the served name on every engine, if all have proved that they can."""
+    if not facts.may_act:
+        return
+    wanted = facts.wanted()
+    await _order(
+        facts,
+        fleet,
+        rollout.to_publish(wanted),
+        lambda uid, client: client.load(
+            _load_request(facts, uid, publish=True), fleet.settings.load_timeout_seconds
+        ),
+    )
+    served = dict(rollout.to_roll_back(wanted))
+    await _order(
+        facts,
+        fleet,
+        served,
+        lambda uid, client: client.load(
+            _restore_request(facts, served[uid]), fleet.settings.load_timeout_seconds
+        ),
+    )
+
+
+async def retire(facts: Facts, fleet: Fleet) -> None:
+    """Unload where the adapter is no longer wanted, and under names that it no longer has."""
+    if facts.placed is None:
+        return
+    gone = rollout.to_retire(facts.wanted(), lost_name=facts.placed.lost_name)
+    for uid, served_name in gone:
+        await _order(
+            facts,
+            fleet,
+            [uid],
+            lambda _, client, name=served_name: client.unload(  # type: ignore[misc]
+                unload_request(facts.key, name, facts.adapter.spec.drain_timeout_seconds),
+                fleet.settings.load_timeout_seconds,
+            ),
+        )
+
+
+def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
+    """Return the transfer of the content: its manifest and its cuts."""
+    chunk_bytes = fleet.settings.chunk_bytes
+    header = parse_header(content.header_bytes, content.data_bytes)
+    return Payload(
+        manifest=pb.AdapterManifest(
+            adapter=facts.key,
+            fingerprint=content.fingerprint,
+            safetensors_header=content.header_bytes,
+            adapter_config=content.config_bytes,
+            data_bytes=content.data_bytes,
+            chunk_bytes=chunk_bytes,
+            allow_base_mismatch=facts.adapter.spec.allow_base_mismatch,
+        ),
+        plan=chunk_plan(header, chunk_bytes),
+        read=content.read,
+    )
+
+
+def unload_request(
+    adapter: str, served_name: str, drain_seconds: int, *, drop_staged: bool = False
+) -> pb.UnloadAdapterRequest:
+    """Return the order to let go of a served name of the adapter."""
+    return pb.UnloadAdapterRequest(
+        adapter=adapter,
+        served_name=served_name,
+        drain_timeout_seconds=drain_seconds,
+        drop_staged=drop_staged,
+    )
+
+
+def _load_request(facts: Facts, uid: str, *, publish: bool) -> pb.LoadAdapterRequest:
+    spec = facts.adapter.spec
+    return pb.LoadAdapterRequest(
+        adapter=facts.key,
+        served_name=facts.adapter.served_name,
+        digest=facts.view(uid).digest_of(facts.fingerprint),
+        loader=str(spec.loader),
+        pinned=spec.pinned,
+        publish=publish,
+        drain_timeout_seconds=spec.drain_timeout_seconds,
+    )
+
+
+def _restore_request(facts: Facts, served: rollout.Loaded) -> pb.LoadAdapterRequest:
+    return pb.LoadAdapterRequest(
+        adapter=facts.key,
+        served_name=served.served_name,
+        digest=served.digest,
+        loader=served.loader,
+        pinned=served.pinned,
+        publish=True,
+        drain_timeout_seconds=facts.adapter.spec.drain_timeout_seconds,
+    )
+
+
+async def _order(
+    facts: Facts,
+    fleet: Fleet,
+    engines: Iterable[str],
+    order: Callable[[str, SidecarClient], Awaitable[object]],
+) -> None:
+    """Give one order to each engine, all at once, and ask for what came of it."""
+
+    async def one(uid: str) -> None:
+        link = fleet.links.get(uid)
+        if link is None:
+            return
+        started = time.monotonic()
+        try:
+            await order(uid, link.client)
+        except LorafleetError as error:
+            _note(facts, fleet, uid, error)
+        _LOG.debug("%s: order to %s took %.3f s", facts.key, uid, time.monotonic() - started)
+
+    touched = [uid for uid in engines if uid not in facts.troubles]
+    if touched:
+        await asyncio.gather(*(one(uid) for uid in touched))
+        await _look_again(facts, fleet, touched)
+
+
+def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError) -> None:
+    facts.troubles[uid] = error
+    if error.terminal:
+        facts.refusals[uid] = error
+        metadata, view = facts.adapter.metadata, facts.view(uid)
+        fleet.memory.keep_refusal(
+            metadata.uid, view.instance, metadata.generation, facts.fingerprint, error
+        )
+
+
+async def _look_again(facts: Facts, fleet: Fleet, touched: Iterable[str]) -> None:
+    async def one(uid: str) -> None:
+        link = fleet.links.get(uid)
+        if link is not None:
+            try:
+                await link.refresh()
+            except LorafleetError as error:
+                facts.troubles.setdefault(uid, error)
+
+    await asyncio.gather(*(one(uid) for uid in touched))
+    facts.engines = [
+        engine_view(view.pod, fleet.links, member=view.member) for view in facts.engines
+    ]

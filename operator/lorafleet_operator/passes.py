@@ -1,0 +1,103 @@
+"""What a loop runs: one pass over one object of the API server, and what is written of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from lorafleet_operator import metrics
+from lorafleet_operator.api import names
+from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.cluster.writes import post_event
+from lorafleet_operator.deletion import let_go, overdue
+from lorafleet_operator.pool_pass import reconcile_pool
+from lorafleet_operator.reconcile import reconcile
+from lorafleet_operator.report import transitions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lorafleet_operator.fleet import Fleet
+
+_LOG: Final = logging.getLogger(__name__)
+_DELETION_POLL_SECONDS: Final = 2.0
+
+
+async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Reconcile an adapter and write its status; return False if it should be tried again soon."""
+    adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
+    with metrics.RECONCILE_SECONDS.labels(names.ADAPTER_KIND).time():
+        result = await reconcile(adapter, body["metadata"]["creationTimestamp"], fleet)
+    if result.error_reason:
+        metrics.RECONCILE_ERRORS.labels(result.error_reason).inc()
+    await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
+    for entry in transitions(adapter.status.conditions, result.status.conditions):
+        _LOG.info(
+            "%s: %s=%s %s: %s", adapter.key, entry.type, entry.status, entry.reason, entry.message
+        )
+        await post_event(
+            fleet.api,
+            names.ADAPTER_KIND,
+            body,
+            type_="Normal" if entry.status == "True" else "Warning",
+            reason=entry.reason,
+            message=f"{entry.type}: {entry.message}",
+        )
+    metrics.show_adapter(
+        adapter.metadata.namespace,
+        adapter.metadata.name,
+        adapter.spec.base_model,
+        conditions={entry.type: entry.status for entry in result.status.conditions},
+        desired=result.status.desired_engines,
+        ready=result.status.ready_engines,
+    )
+    fleet.alive()
+    return not result.retry
+
+
+async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Reconcile a pool and write its status."""
+    pool = EnginePool.model_validate(fleet.writer.current(body))
+    with metrics.RECONCILE_SECONDS.labels(names.POOL_KIND).time():
+        status = await reconcile_pool(pool, fleet)
+    await fleet.writer.write(names.POOL_KIND, body, status.to_api())
+    fleet.alive()
+    return True
+
+
+async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Unload a deleted adapter everywhere; returns when the object may go.
+
+    Engines that do not answer within the deletion timeout are left to the pool's next pass that
+    reaches them.
+    """
+    adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
+    fleet.wakeups.enter(adapter.key)
+    try:
+        while waiting := await let_go(adapter, fleet):
+            if overdue(adapter, fleet.settings.deletion_timeout_seconds):
+                text = f"no answer from {', '.join(waiting[:5])}: deleted without unloading there"
+                _LOG.warning("%s: %s", adapter.key, text)
+                await post_event(
+                    fleet.api,
+                    names.ADAPTER_KIND,
+                    body,
+                    type_="Warning",
+                    reason="ForcedCleanup",
+                    message=text,
+                )
+                break
+            await fleet.wakeups.wait(adapter.key, _DELETION_POLL_SECONDS)
+    finally:
+        fleet.wakeups.leave(adapter.key)
+    fleet.memory.forget(adapter.metadata.uid)
+    fleet.writer.forget(adapter.metadata.uid)
+    metrics.forget_adapter(adapter.metadata.namespace, adapter.metadata.name)
+    return True
+
+
+def adapter_interval(body: Mapping[str, Any], fleet: Fleet) -> float:
+    """Return the seconds to the next pass over an adapter that nothing wakes."""
+    poll = ((body.get("spec") or {}).get("source") or {}).get("pollIntervalSeconds") or 0
+    resync = fleet.settings.resync_seconds
+    return min(resync, float(poll)) if poll else resync

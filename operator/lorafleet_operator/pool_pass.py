@@ -1,0 +1,155 @@
+"""One pass over one EnginePool: its status, and adapters on its engines that nobody owns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import LorafleetError
+
+from lorafleet_operator.api.conditions import ConditionType, Reason, condition, merge_conditions
+from lorafleet_operator.api.names import MAX_STATUS_ENGINES
+from lorafleet_operator.api.v1alpha1 import EngineHealth, EnginePoolStatus, PoolEngine
+from lorafleet_operator.observe import first_answers
+from lorafleet_operator.orders import unload_request
+from lorafleet_operator.world import pool_engines
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from lorafleet_operator.api.v1alpha1 import EnginePool
+    from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.world import EngineView
+
+_ORPHAN_DRAIN_SECONDS = 60
+
+
+async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
+    """Unload what belongs to adapters that are gone, and return the pool's status."""
+    await first_answers(fleet, {pod.uid for pod in fleet.world.members(pool)})
+    await unload_orphans(pool, fleet)
+    return pool_status(pool, pool_engines(pool, fleet.world, fleet.links))
+
+
+async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
+    """Unload served names whose LoRAAdapter does not exist any more.
+
+    Runs only after the framework has listed all adapters. Such names are left behind when the
+    operator was away during a deletion, or the engine was.
+    """
+    existing = fleet.world.adapter_keys(pool.metadata.namespace)
+    for view in pool_engines(pool, fleet.world, fleet.links):
+        link = fleet.links.get(view.uid)
+        names = orphans(view, pool.metadata.namespace, existing)
+        if link is None or not names:
+            continue
+        for adapter, served_name in names:
+            try:
+                await link.client.unload(
+                    unload_request(adapter, served_name, _ORPHAN_DRAIN_SECONDS, drop_staged=True),
+                    fleet.settings.load_timeout_seconds,
+                )
+            except LorafleetError:
+                # The next pass tries again; the engine's health is in the status below.
+                break
+        try:
+            await link.refresh()
+        except LorafleetError:
+            continue
+
+
+def orphans(view: EngineView, namespace: str, existing: Collection[str]) -> list[tuple[str, str]]:
+    """Return (adapter, served name) on the engine of adapters that are not in `existing`.
+
+    Names without an owner in the pool's namespace were not loaded by this operator.
+    """
+    if view.problem or view.inventory is None:
+        return []
+    return sorted(
+        {
+            (entry.adapter, entry.served_name)
+            for entry in view.inventory.loaded
+            if entry.adapter.startswith(f"{namespace}/") and entry.adapter not in existing
+        }
+    )
+
+
+def pool_status(
+    pool: EnginePool, engines: Sequence[EngineView], now: datetime | None = None
+) -> EnginePoolStatus:
+    """Return the status that the engines add up to. Pure."""
+    now = now or datetime.now(UTC)
+    generation = pool.metadata.generation
+    ready = [view for view in engines if view.takes_orders]
+    plugin = [view for view in engines if view.health is EngineHealth.READY]
+    entries = sorted(
+        (_entry(view) for view in engines),
+        key=lambda entry: (entry.health is EngineHealth.READY, entry.pod_name),
+    )
+    conditions = [
+        condition(type_, status, reason, message, generation=generation, now=now)
+        for type_, (status, reason, message) in (
+            (ConditionType.ENGINES_READY, _engines_ready(engines)),
+            (ConditionType.PLUGIN_ACTIVE, _plugin_active(engines)),
+        )
+    ]
+    return EnginePoolStatus(
+        observed_generation=generation,
+        total_engines=len(engines),
+        ready_engines=len(ready),
+        plugin_engines=len(plugin),
+        engines_summary=f"{len(ready)}/{len(engines)}",
+        engines=entries[:MAX_STATUS_ENGINES],
+        conditions=merge_conditions(pool.status.conditions, conditions),
+    )
+
+
+_REASONS = {
+    EngineHealth.UNREACHABLE: Reason.ENGINE_UNREACHABLE,
+    EngineHealth.REFUSED: Reason.ENGINE_REFUSED,
+    EngineHealth.STARTING: Reason.ENGINES_STARTING,
+}
+
+
+def _engines_ready(engines: Sequence[EngineView]) -> tuple[bool, Reason, str]:
+    if not engines:
+        return False, Reason.NO_MATCHING_ENGINES, "the selector finds no pods"
+    for health, reason in _REASONS.items():
+        found = [view for view in engines if view.health is health]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            text = found[0].message or "vLLM does not answer yet"
+            return False, reason, f"engine {found[0].pod.name}: {text}{more}"
+    return True, Reason.ENGINES_READY, f"{len(engines)} engines take adapters"
+
+
+def _plugin_active(engines: Sequence[EngineView]) -> tuple[bool | None, Reason, str]:
+    without = [view for view in engines if view.health is EngineHealth.STOCK]
+    if without:
+        more = f" (and {len(without) - 1} more)" if len(without) > 1 else ""
+        text = without[0].message or "the plugin is not live"
+        return False, Reason.PLUGIN_INACTIVE, f"engine {without[0].pod.name}: {text}{more}"
+    if not any(view.health is EngineHealth.READY for view in engines):
+        return None, Reason.WAITING, "no engine has answered yet"
+    return True, Reason.PLUGIN_ACTIVE, "every engine that answers runs the plugin"
+
+
+def _entry(view: EngineView) -> PoolEngine:
+    inventory = view.inventory
+    entry = PoolEngine(
+        pod_name=view.pod.name,
+        engine=view.instance[-128:],
+        health=view.health,
+        message=" ".join(view.message.split())[:1024],
+    )
+    if inventory is None:
+        return entry
+    return entry.model_copy(
+        update={
+            "max_loras": inventory.max_loras,
+            "max_cpu_loras": inventory.max_cpu_loras,
+            "loaded": len(inventory.loaded),
+            "arena_used_bytes": inventory.arena.used_bytes,
+            "arena_limit_bytes": inventory.arena.limit_bytes,
+        }
+    )

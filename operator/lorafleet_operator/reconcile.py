@@ -1,0 +1,39 @@
+"""One pass over one adapter: look at everything, decide, act, report.
+
+Nothing continues from an earlier pass. What is staged, loaded and published is what the engines
+say; what is wanted is what the manifest and its source say. A pass that is cut off anywhere
+leaves a state that the next one goes on from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lorafleet_operator.facts import Facts
+from lorafleet_operator.observe import observe
+from lorafleet_operator.orders import load, publish, retire, stage
+from lorafleet_operator.place import place
+from lorafleet_operator.report import report
+from lorafleet_operator.resolve import SourceReader, preflight, resolve
+
+if TYPE_CHECKING:
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.report import Report
+
+
+async def reconcile(adapter: LoRAAdapter, created: str, fleet: Fleet) -> Report:
+    """Bring the fleet one pass nearer to what `adapter` wants; return what to say about it."""
+    facts = Facts(adapter, created)
+    await observe(facts, fleet)  # the pool, its engines, and who else has the adapter
+    async with SourceReader(facts, fleet) as reader:
+        await resolve(facts, reader, fleet)  # which content the source holds
+        await preflight(facts, reader, fleet)  # whether the engines could take it
+        place(facts, fleet)  # which of them should
+        if not facts.paused:
+            await stage(facts, reader, fleet)  # its bytes into their arenas
+    if not facts.paused:
+        await load(facts, fleet)  # beside the revision that they serve
+        await publish(facts, fleet)  # the served name moves, once all have it
+        await retire(facts, fleet)  # what nobody wants any more
+    return report(facts)

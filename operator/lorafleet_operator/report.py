@@ -1,0 +1,232 @@
+"""What a pass says about its adapter: status, and what is worth an Event. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from lorafleet_operator import rollout
+from lorafleet_operator.api.conditions import (
+    ConditionType,
+    Reason,
+    condition,
+    merge_conditions,
+    outcome_of,
+    ready_condition,
+)
+from lorafleet_operator.api.names import MAX_STATUS_ENGINES
+from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
+from lorafleet_operator.engine_entry import engine_entry, short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lorafleet.errors import LorafleetError
+
+    from lorafleet_operator.api.meta import Condition
+    from lorafleet_operator.facts import Facts
+
+_QUIET: Final = frozenset(
+    {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}
+)
+"""Steps on the way, seen in the conditions: no Events about them."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The new status, and whether the pass has to be repeated soon."""
+
+    status: LoRAAdapterStatus
+    retry: bool
+    """Something failed that may pass: try again with backoff."""
+    error_reason: str = ""
+    """The reason of the failure, for the metric."""
+
+
+def report(facts: Facts, now: datetime | None = None) -> Report:
+    """Return what there is to say after the pass."""
+    now = now or datetime.now(UTC)
+    wanted = facts.wanted()
+    generation = facts.adapter.metadata.generation
+    old = facts.adapter.status
+    observed = [
+        condition(type_, status, reason, message, generation=generation, now=now)
+        for type_, (status, reason, message) in (
+            (ConditionType.SOURCE_RESOLVED, _source(facts, wanted)),
+            (ConditionType.PLACED, _placed(facts)),
+            (ConditionType.LOADED, _loaded(facts, wanted)),
+        )
+    ]
+    ready = rollout.ready(wanted)
+    desired = facts.placed.wanted if facts.placed else 0
+    last = ready_condition(observed, generation=generation, now=now)
+    if last.status == "True" and (ready < desired or not desired):
+        text = f"{ready} of {desired} engines serve {facts.adapter.served_name}"
+        last = condition(
+            ConditionType.READY, False, Reason.LOADING, text, generation=generation, now=now
+        )
+    if facts.paused:
+        last = condition(
+            ConditionType.READY,
+            None if last.status == "True" else False,
+            Reason.PAUSED,
+            f"paused by annotation; otherwise: {last.reason}: {last.message}",
+            generation=generation,
+            now=now,
+        )
+    entries = _entries(facts, now)
+    digest = rollout.common_digest(wanted.holdings) or old.digest
+    status = LoRAAdapterStatus(
+        observed_generation=generation,
+        digest=digest,
+        fingerprint=facts.fingerprint or old.fingerprint,
+        served_name=facts.adapter.served_name,
+        size_bytes=old.size_bytes if facts.size_bytes is None else facts.size_bytes,
+        rank=old.rank if facts.rank is None else facts.rank,
+        desired_engines=desired,
+        ready_engines=ready,
+        engines_summary=f"{ready}/{desired}",
+        tier_summary=_tiers(entries),
+        engines=entries[:MAX_STATUS_ENGINES],
+        history=_history(facts, digest),
+        conditions=merge_conditions(old.conditions, [*observed, last]),
+    )
+    trouble = _first(facts.troubles.values()) or facts.source_error
+    return Report(
+        status=status,
+        retry=trouble is not None and not trouble.terminal,
+        error_reason=trouble.reason if trouble else "",
+    )
+
+
+def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Condition]:
+    """Return the conditions that people should hear of: new failures, and becoming Ready."""
+    before = {entry.type: (entry.status, entry.reason) for entry in old}
+    return [
+        entry
+        for entry in new
+        if before.get(entry.type) != (entry.status, entry.reason)
+        and entry.reason not in _QUIET
+        and (entry.status == "False" or entry.type == ConditionType.READY)
+    ]
+
+
+_Found = tuple[bool | None, Reason, str]
+
+
+def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
+    error = facts.rejection or _first(e for e in facts.refusals.values() if e.terminal)
+    if error is not None:
+        return False, outcome_of(error).reason, _keeps_serving(facts, wanted, str(error))
+    if facts.source_error is not None:
+        everywhere = facts.fingerprint and not rollout.to_stage(wanted)
+        if not everywhere:
+            return False, outcome_of(facts.source_error).reason, str(facts.source_error)
+        text = f"the content is on all engines; the source now: {facts.source_error}"
+        return True, Reason.RESOLVED, text
+    if not facts.fingerprint:
+        return None, Reason.RESOLVING, "the source has not been read yet"
+    if not facts.verdicts:
+        return None, Reason.RESOLVING, f"{facts.origin}: no engine has said yet what it can take"
+    rewrites = sorted({text for found in facts.verdicts.values() for text in found.normalized})
+    notes = sorted({text for found in facts.verdicts.values() for text in found.notes})
+    return True, Reason.RESOLVED, "; ".join([facts.origin, *rewrites, *notes])
+
+
+def _placed(facts: Facts) -> _Found:
+    placed = facts.placed
+    if placed is None:
+        return None, Reason.WAITING, "not planned yet"
+    if placed.blocked is not None:
+        return False, *placed.blocked
+    return True, Reason.PLACED, f"on {_names(placed.pods)}"
+
+
+def _loaded(facts: Facts, wanted: rollout.Wanted) -> _Found:
+    desired = wanted.desired()
+    problems = {**facts.refusals, **facts.troubles}
+    failed = [(uid, problems[uid]) for uid in sorted(problems, key=lambda u: _order(problems[u]))]
+    failed = [(uid, error) for uid, error in failed if any(uid == h.engine for h in desired)]
+    if failed:
+        uid, error = failed[0]
+        more = f" (and {len(failed) - 1} more engines)" if len(failed) > 1 else ""
+        text = f"engine {facts.view(uid).pod.name}: {error}{more}"
+        return False, outcome_of(error).reason, _keeps_serving(facts, wanted, text)
+    if not facts.fingerprint or not desired:
+        return None, Reason.WAITING, "an earlier condition has to become True first"
+    away = [view for view in facts.engines if facts.is_desired(view) and not view.takes_orders]
+    if away:
+        text = f"engine {away[0].pod.name}: {away[0].message or 'vLLM is starting'}"
+        return False, Reason.ENGINE_UNREACHABLE, text
+    unstaged = [holding for holding in desired if not holding.digest]
+    if unstaged:
+        return False, Reason.STAGING, f"{len(unstaged)} of {len(desired)} engines lack the content"
+    unloaded = [holding for holding in desired if not rollout.has_loaded(wanted, holding)]
+    if unloaded:
+        text = f"{len(unloaded)} of {len(desired)} engines have not loaded the revision"
+        return False, Reason.LOADING, text
+    return True, Reason.LOADED, f"{len(desired)} engines hold {_digests(desired)}"
+
+
+def _keeps_serving(facts: Facts, wanted: rollout.Wanted, text: str) -> str:
+    served = sorted(
+        {
+            entry.digest
+            for holding in wanted.holdings
+            for entry in holding.loaded
+            if entry.published and not rollout.serves(wanted, holding)
+        }
+    )
+    if not served:
+        return text
+    return f"{text}; {', '.join(map(short, served))} keeps serving {facts.adapter.served_name}"
+
+
+def _entries(facts: Facts, now: datetime) -> list[AdapterEngine]:
+    """Return one entry for each engine that has or should have the adapter, trouble first."""
+    before = {entry.pod_name: entry for entry in facts.adapter.status.engines}
+    entries = []
+    for view in facts.engines:
+        if facts.is_desired(view) or view.loaded(facts.key):
+            error = facts.troubles.get(view.uid) or facts.refusals.get(view.uid)
+            entries.append(
+                engine_entry(
+                    view, facts.key, facts.fingerprint, error, before.get(view.pod.name), now
+                )
+            )
+    return sorted(entries, key=lambda e: (e.published and not e.message, e.pod_name))
+
+
+def _history(facts: Facts, digest: str) -> list[str]:
+    """Return earlier revisions that are still staged somewhere, newest first."""
+    old = facts.adapter.status
+    earlier = [old.digest, *old.history] if old.digest != digest else old.history
+    kept = [each for each in dict.fromkeys(earlier) if each and each != digest]
+    kept = [each for each in kept if any(view.staged(each) for view in facts.engines)]
+    return kept[: facts.adapter.spec.revision_history_limit]
+
+
+def _tiers(entries: Sequence[AdapterEngine]) -> str:
+    counts = {tier: sum(entry.tier is tier for entry in entries) for tier in Tier}
+    present = {tier: count for tier, count in counts.items() if count}
+    if len(present) == 1:
+        return str(next(iter(present)))
+    return " ".join(f"{tier}:{count}" for tier, count in present.items())
+
+
+def _digests(holdings: Sequence[rollout.Holding]) -> str:
+    return ", ".join(sorted({short(holding.digest) for holding in holdings}))
+
+
+def _names(pods: Sequence[str]) -> str:
+    shown = ", ".join(pods[:5])
+    return f"{shown} and {len(pods) - 5} more" if len(pods) > 5 else shown
+
+
+def _order(error: LorafleetError) -> tuple[bool, str]:
+    return (not error.terminal, str(error))
+
+
+def _first(errors: Any) -> LorafleetError | None:
+    return min(errors, key=_order, default=None)

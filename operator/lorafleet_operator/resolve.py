@@ -1,0 +1,177 @@
+"""Reading an adapter's source: its fingerprint each poll, its content only when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+from lorafleet.errors import LorafleetError, SourceChanged
+from lorafleet.header import parse_header
+from lorafleet.layout import plan_layout
+from lorafleet.peft_config import AdapterConfig
+
+from lorafleet_operator import metrics
+from lorafleet_operator.cluster import reads
+from lorafleet_operator.memory import Look, Verdict
+from lorafleet_operator.sources.registry import open_source
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lorafleet.profile import EngineProfile
+
+    from lorafleet_operator.facts import Facts
+    from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.sources.base import ResolvedAdapter, Source
+
+ARENA_ALIGNMENT = 2 << 20
+"""Extents of the arena are multiples of this; placement counts what will be taken."""
+
+
+class SourceReader:
+    """One pass's access to its adapter's source, opened at most once and closed at its end."""
+
+    def __init__(self, facts: Facts, fleet: Fleet) -> None:
+        self._facts = facts
+        self._fleet = fleet
+        self._source: Source | None = None
+        self._content: ResolvedAdapter | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._source is not None:
+            await self._source.aclose()
+
+    async def content(self) -> ResolvedAdapter:
+        """Return header, config and reads of what the source holds now."""
+        if self._content is None:
+            adapter = self._facts.adapter
+            spec = adapter.spec.source
+            secret = None
+            if spec.credentials_secret_ref is not None:
+                secret = await reads.secret(
+                    self._fleet.api, adapter.metadata.namespace, spec.credentials_secret_ref.name
+                )
+            source = open_source(
+                spec,
+                namespace=adapter.metadata.namespace,
+                name=adapter.metadata.name,
+                settings=self._fleet.source_settings,
+                secret=secret,
+                on_read=self._count,
+            )
+            self._source = source
+            self._content = await source.resolve()
+        return self._content
+
+    def _count(self, amount: int) -> None:
+        if self._source is not None:
+            metrics.SOURCE_READ_BYTES.labels(self._source.kind).inc(amount)
+
+
+async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
+    """Learn the fingerprint of the wanted content.
+
+    A source that does not answer is no reason to disturb what is served: the fingerprint that
+    the status names for this generation counts until the source says otherwise.
+    """
+    adapter = facts.adapter
+    uid, generation = adapter.metadata.uid, adapter.metadata.generation
+    now = asyncio.get_running_loop().time()
+    poll = adapter.spec.source.poll_interval_seconds
+    look = fleet.memory.look(uid, generation, now, poll)
+    if look is None:
+        try:
+            content = await reader.content()
+        except LorafleetError as error:
+            look = Look(generation, now, error=error)
+            if error.terminal:
+                fleet.memory.keep_look(uid, look)
+        else:
+            look = Look(
+                generation,
+                now,
+                fingerprint=content.fingerprint,
+                origin=f"{content.uri} at {content.revision}",
+                normalized=content.normalized,
+            )
+            fleet.memory.keep_look(uid, look)
+    facts.source_error = look.error
+    facts.fingerprint = look.fingerprint
+    facts.origin = look.origin
+    if look.error is not None and not look.error.terminal:
+        status = adapter.status
+        if status.observed_generation == generation:
+            facts.fingerprint = status.fingerprint
+
+
+async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
+    """Check the content against what each engine of the pool can take, before any is touched."""
+    await _judge_engines(facts, reader, fleet)
+    metadata = facts.adapter.metadata
+    for view in facts.engines:
+        verdict = facts.verdicts.get(view.uid)
+        refusal = (verdict.error if verdict else None) or fleet.memory.refusal(
+            metadata.uid, view.instance, metadata.generation, facts.fingerprint
+        )
+        if refusal is not None:
+            facts.refusals[view.uid] = refusal
+
+
+async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
+    if not facts.fingerprint or facts.source_error is not None:
+        return
+    allow = facts.adapter.spec.allow_base_mismatch
+    for view in facts.engines:
+        if not view.member or view.profile is None:
+            continue
+        key = (facts.fingerprint, allow, view.profile)
+        verdict = fleet.memory.verdict(key)
+        if verdict is None:
+            try:
+                content = await same_content(facts, reader, fleet)
+            except LorafleetError as error:
+                facts.source_error = error
+                return
+            verdict = await asyncio.to_thread(judge, facts.key, content, view.profile, allow)
+            fleet.memory.keep_verdict(key, verdict)
+        facts.verdicts[view.uid] = verdict
+
+
+async def same_content(facts: Facts, reader: SourceReader, fleet: Fleet) -> ResolvedAdapter:
+    """Return the content that the pass decides on. Raises SourceChanged if it is another now."""
+    content = await reader.content()
+    if content.fingerprint != facts.fingerprint:
+        fleet.memory.drop_look(facts.adapter.metadata.uid)
+        raise SourceChanged(f"adapter {facts.key}: the source changed while it was read")
+    return content
+
+
+def judge(
+    adapter: str, content: ResolvedAdapter, profile: EngineProfile, allow_mismatch: bool
+) -> Verdict:
+    """Return what an engine of this profile would make of the content. Pure."""
+    try:
+        layout = plan_layout(
+            parse_header(content.header_bytes, content.data_bytes),
+            AdapterConfig.parse(content.config_bytes, adapter=adapter),
+            profile,
+            adapter=adapter,
+            allow_base_mismatch=allow_mismatch,
+        )
+    except LorafleetError as error:
+        return Verdict(error=error)
+    size = len(layout.image_header) + layout.data_bytes
+    return Verdict(
+        size_bytes=-(-size // ARENA_ALIGNMENT) * ARENA_ALIGNMENT,
+        rank=layout.rank,
+        normalized=(*content.normalized, *layout.normalized),
+        notes=layout.notes,
+    )

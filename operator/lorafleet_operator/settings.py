@@ -1,0 +1,179 @@
+"""Everything that can be configured about the operator. The only reader of `os.environ`.
+
+Each field is read from `LORAFLEET_<FIELD>` (upper case); an empty value counts as not given.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PREFIX: Final = "LORAFLEET_"
+
+
+class InvalidSetting(ValueError):
+    """Raised for a malformed setting; the text names the variable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """The settings of one operator, checked."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve, separated by commas. Default none: the whole cluster."""
+
+    pod_selector: str = ""
+    """Label selector that every engine pod matches, evaluated by the API server. Default empty:
+    all pods are watched, because EnginePools may select by any label; set it in large clusters."""
+
+    tls_dir: Path | None = None
+    """Directory with tls.crt, tls.key and ca.crt for mutual TLS with the sidecars. Default none:
+    plaintext, which sidecars accept on loopback only."""
+
+    tls_server_name: str = ""
+    """Name that the sidecars' certificates carry. Default empty: the pod's address has to be in
+    the certificate; one name for all sidecars is easier to issue."""
+
+    volume_root: Path | None = None
+    """Directory with the mounted claims, each at <namespace>/<claimName>. Default none: volume
+    sources are refused, since a path could otherwise name any file of the operator."""
+
+    allow_private_addresses: bool = False
+    """Whether sources may be at loopback and link-local addresses. Default false: a tenant's URL
+    must not reach what only the operator can; for tests and laptops."""
+
+    resync_seconds: float = 60.0
+    """Seconds between passes over an adapter or pool for which nothing happens. Default 60: what
+    no event told is put right within a minute (a person's unload, a lost event)."""
+
+    chunk_bytes: int = 2 << 20
+    """Bytes per chunk of a transfer. Default 2 MiB: larger ones are no faster and more memory."""
+
+    window_chunks: int = 16
+    """Chunks of one transfer that may be in memory unsent. Default 16 (32 MiB): enough for the
+    latency of an object store, and far below the promised 256 MiB per adapter."""
+
+    transfers: int = 4
+    """Adapters that stream at once; each reads its source once for all its engines. Default 4:
+    the bound on the operator's memory, with chunk_bytes and window_chunks."""
+
+    stall_seconds: float = 60.0
+    """Seconds without progress after which an engine's transfer is given up. Default 60; the
+    sidecar's own limit."""
+
+    load_timeout_seconds: float = 330.0
+    """Deadline of one LoadAdapter. Default 330: the sidecar's 300, and time to answer."""
+
+    deletion_timeout_seconds: float = 120.0
+    """Seconds after which a deletion no longer waits for engines that do not answer (event
+    ForcedCleanup; they unload when they come back). Default 120: longer than a restart."""
+
+    engine_grace_seconds: float = 300.0
+    """Seconds without contact after which an engine no longer counts as a place for adapters.
+    Default 300: a restart of vLLM takes minutes and should not move adapters about."""
+
+    heartbeat_seconds: float = 15.0
+    """Seconds of silence after which a sidecar is asked for its inventory. Default 15: a dead
+    node is noticed without waiting for TCP."""
+
+    backoff_seconds: float = 1.0
+    """Delay before the first retry after a failure that may pass; doubles, with jitter."""
+
+    backoff_limit_seconds: float = 300.0
+    """Longest delay between retries. Default 300: no storm on a source that refuses."""
+
+    listen: str = "0.0.0.0:9465"
+    """host:port of /healthz and /metrics over plain HTTP. Default every address, for the kubelet
+    and Prometheus; nothing there is secret. Empty: no server."""
+
+    liveness_seconds: float = 300.0
+    """Age of the last proof of life (an event, a list, a pass) at which /healthz fails."""
+
+    log_level: str = "INFO"
+    """Level of the log: DEBUG, INFO, WARNING or ERROR."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> OperatorSettings:
+        """Return the settings of the environment. Raises InvalidSetting naming the variable."""
+        source = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for each in fields(cls):
+            name = PREFIX + each.name.upper()
+            text = source.get(name, "")
+            if text:
+                try:
+                    values[each.name] = _PARSERS[each.name](text)
+                except ValueError as error:
+                    raise InvalidSetting(f"{name}={text!r}: {error}") from None
+            elif each.name == "listen" and name in source:
+                values[each.name] = ""
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ValueError("expected true or false")
+    return text.lower() in ("true", "1")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86_400:
+        raise ValueError("expected seconds above 0, at most a day")
+    return value
+
+
+def _within(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"expected a number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("expected host:port")
+    return text
+
+
+def _level(text: str) -> str:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError("expected DEBUG, INFO, WARNING or ERROR")
+    return text.upper()
+
+
+_PARSERS: Final[dict[str, Callable[[str], object]]] = {
+    "namespaces": _names,
+    "pod_selector": str,
+    "tls_dir": Path,
+    "tls_server_name": str,
+    "volume_root": Path,
+    "allow_private_addresses": _bool,
+    "resync_seconds": _seconds,
+    "chunk_bytes": _within(4096, 16 << 20),
+    "window_chunks": _within(2, 1024),
+    "transfers": _within(1, 64),
+    "stall_seconds": _seconds,
+    "load_timeout_seconds": _seconds,
+    "deletion_timeout_seconds": _seconds,
+    "engine_grace_seconds": _seconds,
+    "heartbeat_seconds": _seconds,
+    "backoff_seconds": _seconds,
+    "backoff_limit_seconds": _seconds,
+    "listen": _address,
+    "liveness_seconds": _seconds,
+    "log_level": _level,
+}

@@ -1,0 +1,247 @@
+"""SidecarClient: the methods of one sidecar, with its errors translated.
+
+Every call raises a LorafleetError and nothing else of gRPC: the reason that the sidecar sent in
+its trailing metadata names the class, and without one the sidecar itself did not answer.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
+from lorafleet.profile import EngineProfile
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+REASON_KEY: Final = "lorafleet-reason"
+SERVICE: Final = "/lorafleet.v1alpha1.SidecarService/"
+
+# A manifest carries a header of many tensors; a chunk is at most 16 MiB.
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", 128 << 20),
+    ("grpc.max_receive_message_length", 128 << 20),
+    # A new pod may get the address of an old one: its channel must not share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
+_SILENT: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates for mutual TLS, as PEM bytes, and the name that the sidecars' carry."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    server_name: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, server_name: str = "") -> Tls:
+        """Return the certificates of `folder`. Raises OSError when a file is missing."""
+        return cls(
+            ca=(folder / "ca.crt").read_bytes(),
+            certificate=(folder / "tls.crt").read_bytes(),
+            key=(folder / "tls.key").read_bytes(),
+            server_name=server_name,
+        )
+
+
+class SidecarClient:
+    """The sidecar at `host`:`port`. Opens no connection before the first call."""
+
+    def __init__(self, host: str, port: int, tls: Tls | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._tls = tls
+        self._channel = open_channel(host, port, tls)
+        self._stub: Any = pb_grpc.SidecarServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stripes: dict[int, Any] = {}
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for messages."""
+        return f"{self.host}:{self.port}"
+
+    async def inventory(self, seconds: float) -> pb.Inventory:
+        """Return what the sidecar observes now."""
+        with self._translated():
+            answer = await self._stub.ListAdapters(pb.ListAdaptersRequest(), timeout=seconds)
+        inventory: pb.Inventory = answer.inventory
+        return inventory
+
+    async def profile(self, seconds: float) -> EngineProfile:
+        """Return what the engine can take. Raises EngineUnreachable before vLLM is up."""
+        with self._translated():
+            answer = await self._stub.GetEngineProfile(
+                pb.GetEngineProfileRequest(), timeout=seconds
+            )
+        try:
+            return EngineProfile.from_json(answer.profile_json)
+        except (ValueError, TypeError, KeyError, json.JSONDecodeError) as error:
+            raise LorafleetError(
+                f"sidecar at {self.address} sent no engine profile: {error}"
+            ) from error
+
+    async def watch(self) -> AsyncIterator[pb.Inventory]:
+        """Yield the inventory now and at each change, until the stream breaks."""
+        call = self._stub.WatchEngine(pb.WatchEngineRequest())
+        try:
+            with self._translated():
+                async for answer in call:
+                    yield answer.inventory
+        finally:
+            call.cancel()
+
+    async def load(self, request: pb.LoadAdapterRequest, seconds: float) -> pb.LoadedAdapter:
+        """Make the engine load a staged revision and, if asked, publish it."""
+        with self._translated():
+            answer = await self._stub.LoadAdapter(request, timeout=seconds)
+        loaded: pb.LoadedAdapter = answer.loaded
+        return loaded
+
+    async def unload(self, request: pb.UnloadAdapterRequest, seconds: float) -> None:
+        """Hide the served name, drain and unload its revisions."""
+        with self._translated():
+            await self._stub.UnloadAdapter(request, timeout=seconds)
+
+    def stage(self) -> ByteStream:
+        """Open a StageAdapter stream."""
+        method = self._channel.stream_stream(
+            SERVICE + "StageAdapter",
+            request_serializer=_as_is,
+            response_deserializer=pb.StageAdapterResponse.FromString,
+        )
+        return ByteStream(self, method())
+
+    def stripe(self, port: int) -> ByteStream:
+        """Open a SendChunks stream to the receiver process at `port` of the same host."""
+        if port not in self._stripes:
+            self._stripes[port] = open_channel(self.host, port, self._tls)
+        method = self._stripes[port].stream_unary(
+            SERVICE + "SendChunks",
+            request_serializer=_as_is,
+            response_deserializer=pb.SendChunksResponse.FromString,
+        )
+        return ByteStream(self, method())
+
+    async def close(self) -> None:
+        """Close all connections; calls in progress end."""
+        for channel in (self._channel, *self._stripes.values()):
+            await channel.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.address) from None
+
+
+class ByteStream:
+    """One client-streaming call that takes encoded messages, so that each is encoded once."""
+
+    def __init__(self, client: SidecarClient, call: Any) -> None:
+        self._client = client
+        self._call = call
+
+    async def write(self, message: bytes) -> None:
+        """Send one encoded request; waits while the other side is slower."""
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._client.address) from None
+        except grpc.aio.UsageError:
+            # The stream is over: its status says why.
+            raise await self._failure() from None
+
+    async def read(self) -> pb.StageAdapterResponse:
+        """Return the next answer of a StageAdapter stream."""
+        try:
+            answer: Any = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._client.address) from None
+        if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
+            raise await self._failure()
+        return answer
+
+    async def finish(self) -> pb.SendChunksResponse:
+        """End a SendChunks stream and return its answer."""
+        try:
+            await self._call.done_writing()
+            answer: pb.SendChunksResponse = await self._call
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self._client.address) from None
+        except grpc.aio.UsageError:
+            raise await self._failure() from None
+        return answer
+
+    def cancel(self) -> None:
+        """End the call now, whatever its state."""
+        self._call.cancel()
+
+    async def _failure(self) -> LorafleetError:
+        code = await self._call.code()
+        return translate_status(
+            code,
+            await self._call.details() or "the stream ended early",
+            _reason(await self._call.trailing_metadata()),
+            self._client.address,
+        )
+
+
+def open_channel(host: str, port: int, tls: Tls | None) -> Any:
+    """Return a channel to `host`:`port`, with mutual TLS if `tls` is given."""
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    options: tuple[tuple[str, Any], ...] = _OPTIONS
+    if tls.server_name:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+def translate(error: grpc.aio.AioRpcError, address: str) -> LorafleetError:
+    """Return the error that the sidecar at `address` meant."""
+    return translate_status(
+        error.code(), error.details() or "", _reason(error.trailing_metadata()), address
+    )
+
+
+def translate_status(
+    code: grpc.StatusCode, details: str, reason: str, address: str
+) -> LorafleetError:
+    """Return the error for a call's final status; `reason` is empty if none was sent."""
+    if reason:
+        return from_reason(reason, details or f"sidecar at {address} gave no message ({reason})")
+    text = f"sidecar at {address}: {code.name}: {details}".splitlines()[0]
+    if code in _SILENT:
+        return EngineUnreachable(text)
+    return LorafleetError(text)
+
+
+def _reason(metadata: Any) -> str:
+    return next((str(value) for key, value in metadata or () if key == REASON_KEY), "")
+
+
+def _as_is(message: bytes) -> bytes:
+    return message

@@ -1,0 +1,185 @@
+"""What the watches and the links have brought: pods, pools, adapters, and engines as they are seen.
+
+Gathering only: nothing here decides, and nothing is kept from earlier passes but the links'
+latest inventories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_operator.api.v1alpha1 import EngineHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from lorafleet.profile import EngineProfile
+
+    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+    from lorafleet_operator.cluster.reads import EnginePod
+    from lorafleet_operator.transfer.links import Links
+
+_HEALTH = {
+    pb.ENGINE_HEALTH_STARTING: EngineHealth.STARTING,
+    pb.ENGINE_HEALTH_READY: EngineHealth.READY,
+    pb.ENGINE_HEALTH_STOCK: EngineHealth.STOCK,
+    pb.ENGINE_HEALTH_REFUSED: EngineHealth.REFUSED,
+}
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """One engine as a pass sees it."""
+
+    pod: EnginePod
+    member: bool = True
+    """Whether the pod is in the pool that the pass is about."""
+    problem: str = ""
+    """Why there is no contact with the sidecar; empty when the inventory is current."""
+    ill_for: float = 0.0
+    """Seconds since the engine last took orders; infinite if it never did."""
+    inventory: pb.Inventory | None = None
+    """The latest inventory, None if the sidecar never answered."""
+    profile: EngineProfile | None = None
+    digests: Mapping[str, str] | None = None
+    """Fingerprint -> digest, as far as the sidecar named them."""
+
+    @property
+    def uid(self) -> str:
+        """The pod's UID, the engine's key in a pass."""
+        return self.pod.uid
+
+    @property
+    def instance(self) -> str:
+        """Pod UID and start of vLLM: what identifies an engine."""
+        started = self.inventory.engine_instance if self.inventory else ""
+        return f"{self.pod.uid}/{started}" if started else ""
+
+    @property
+    def health(self) -> EngineHealth:
+        """What the sidecar says of its engine; Unreachable without contact."""
+        if self.problem or self.inventory is None:
+            return EngineHealth.UNREACHABLE
+        return _HEALTH.get(self.inventory.health, EngineHealth.STARTING)
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether loads can be asked for now."""
+        return self.health in (EngineHealth.READY, EngineHealth.STOCK)
+
+    @property
+    def message(self) -> str:
+        """Why the engine is not Ready, in the sidecar's own words."""
+        if self.problem or self.inventory is None:
+            return self.problem or "the sidecar has not answered yet"
+        return self.inventory.health_message or self.inventory.plugin_message
+
+    def loaded(self, adapter: str) -> list[pb.LoadedAdapter]:
+        """Return what the engine has loaded for the adapter, whatever the served name."""
+        found = self.inventory.loaded if self.inventory else ()
+        return [entry for entry in found if entry.adapter == adapter]
+
+    def staged(self, digest: str) -> pb.StagedRevision | None:
+        """Return the staged revision of `digest`."""
+        found = self.inventory.staged if self.inventory else ()
+        return next((entry for entry in found if entry.digest == digest), None)
+
+    def digest_of(self, fingerprint: str) -> str:
+        """Return the digest under which the source's content is staged here, "" if it is not."""
+        if self.inventory is None or not fingerprint:
+            return ""
+        for entry in self.inventory.staged:
+            if entry.fingerprint == fingerprint:
+                return entry.digest
+        learned = (self.digests or {}).get(fingerprint, "")
+        return learned if self.staged(learned) else ""
+
+
+@dataclass(frozen=True)
+class World:
+    """What the watches have brought; the collections are live views."""
+
+    pods: Mapping[str, Collection[EnginePod]]
+    """By namespace."""
+    pools: Mapping[str, Collection[EnginePool]]
+    """By namespace."""
+    adapters: Mapping[str, Collection[KnownAdapter]]
+    """By the key of their pool, `<namespace>/<pool name>`."""
+
+    def pool(self, namespace: str, name: str) -> EnginePool | None:
+        """Return the pool, None if there is none."""
+        pools = self.pools.get(namespace) or ()
+        return next((pool for pool in pools if pool.metadata.name == name), None)
+
+    def members(self, pool: EnginePool) -> list[EnginePod]:
+        """Return the pods that the pool selects, by name."""
+        pods = self.pods.get(pool.metadata.namespace) or ()
+        labels = pool.spec.selector.match_labels
+        return sorted((pod for pod in pods if pod.matches(labels)), key=lambda pod: pod.name)
+
+    def adapter_keys(self, namespace: str) -> set[str]:
+        """Return the keys of all adapters of a namespace."""
+        prefix = f"{namespace}/"
+        return {
+            adapter.key
+            for pool, adapters in self.adapters.items()
+            if pool.startswith(prefix)
+            for adapter in adapters
+        }
+
+
+@dataclass(frozen=True)
+class KnownAdapter:
+    """What passes over other adapters and pools need of an adapter."""
+
+    resource: LoRAAdapter
+    created: str
+    """Creation time as the API server wrote it: sorts by age."""
+
+    @property
+    def key(self) -> str:
+        """`<namespace>/<name>`."""
+        return self.resource.key
+
+    @property
+    def deleting(self) -> bool:
+        """Whether the adapter is on its way out."""
+        return self.resource.metadata.deletion_timestamp is not None
+
+
+def engine_view(pod: EnginePod, links: Links, *, member: bool = True) -> EngineView:
+    """Return the engine of `pod` as its link sees it."""
+    link = links.get(pod.uid)
+    if link is None:
+        problem = "the pod is not running" if not pod.running else "the pod has no address yet"
+        return EngineView(pod, member=member, problem=problem, ill_for=float("inf"))
+    return EngineView(
+        pod,
+        member=member,
+        problem=link.problem,
+        ill_for=link.ill_for(),
+        inventory=link.inventory,
+        profile=link.profile,
+        digests=link.digests,
+    )
+
+
+def pool_engines(pool: EnginePool, world: World, links: Links) -> list[EngineView]:
+    """Return the pool's engines, by pod name."""
+    return [engine_view(pod, links) for pod in world.members(pool)]
+
+
+def engines_holding(
+    adapter: str, namespace: str, world: World, links: Links, known: Iterable[EngineView]
+) -> list[EngineView]:
+    """Return engines outside `known` that still have the adapter loaded."""
+    seen = {view.uid for view in known}
+    views = [
+        engine_view(pod, links, member=False)
+        for pod in world.pods.get(namespace) or ()
+        if pod.uid not in seen and links.get(pod.uid) is not None
+    ]
+    return [view for view in views if view.loaded(adapter)]
