@@ -43,6 +43,7 @@ class Behaviour:
     refuse: dict[str, str] = field(default_factory=dict)  # digest -> text
     deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
     unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
+    die_at: tuple[str, str] | None = None  # ("before" | "after", path): the engine dies there
     mute: set[str] = field(default_factory=set)  # digests that answer no probe
 
 
@@ -147,8 +148,13 @@ class FakeEngine:
                 }
                 raw = await reader.readexactly(int(headers.get("content-length", "0")))
                 body = json.loads(raw) if raw else {}
+                if self.behaviour.die_at == ("before", path):
+                    await self.kill()
+                    return
                 try:
                     status, content = 200, await answer(method, path, body, headers)
+                    if self.behaviour.die_at == ("after", path):
+                        await self.kill()
                 except Refused as error:
                     status, content = error.status, error.body
                 if not self.alive:
