@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import obstore
-from lorafleet.errors import AccessDenied, PathNotAllowed, SourceError, SourceNotFound
+from lorafleet.errors import (
+    AccessDenied,
+    PathNotAllowed,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+)
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -39,8 +45,15 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _BAD_CREDENTIALS = frozenset(
-    ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+    (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "ExpiredToken",
+        "XAdminUserNotFound",  # versitygw's word for an unknown access key
+    )
 )
+_ABSENT = frozenset(("", "NoSuchKey", "NotFound"))
 
 
 class S3Source:
@@ -120,14 +133,14 @@ class S3Source:
         answer = f"{status} {code}".strip()
         if code == "NoSuchBucket":
             return SourceNotFound(f"bucket {self._bucket} does not exist ({answer})")
-        if status == 404 and code not in _BAD_CREDENTIALS:
+        if status == 404 and code in _ABSENT:
             return None
         region = headers.get("x-amz-bucket-region", "")
         if status in (301, 307, 400) and _REGION.fullmatch(region):
             return SourceNotFound(f"bucket {self._bucket} is in region {region} ({answer})")
         if status in (401, 403) or code in _BAD_CREDENTIALS:
             return AccessDenied(f"{answer} from {self.uri}: {self._sent(code)}")
-        return None
+        return SourceUnavailable(f"{answer} from {self.uri}")
 
     def _sent(self, code: str) -> str:
         if self._secret is None:

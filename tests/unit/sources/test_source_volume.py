@@ -1,0 +1,238 @@
+"""A folder of a volume: links, folders out of bounds, files that change."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from lorafleet.errors import (
+    AccessDenied,
+    InvalidAdapter,
+    LorafleetError,
+    PathNotAllowed,
+    SourceChanged,
+    SourceNotFound,
+)
+from lorafleet_operator.sources.base import ResolvedAdapter
+from lorafleet_operator.sources.bounds import SourceSettings
+from lorafleet_operator.sources.registry import open_source
+from source_builders import adapter, data_of, read_all, write
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Path:
+    folder = tmp_path / "volumes" / "team-a" / "models"
+    folder.mkdir(parents=True)
+    return folder
+
+
+async def resolved(
+    claim: Path, path: str = "sql", count: list[int] | None = None
+) -> ResolvedAdapter:
+    source = open_source(
+        {"persistentVolumeClaim": {"claimName": claim.name, "path": path}},
+        namespace=claim.parent.name,
+        name="sql",
+        settings=SourceSettings(volume_root=claim.parent.parent),
+        secret=None,
+        on_read=(count if count is not None else []).append,
+    )
+    return await source.resolve()
+
+
+async def refused(claim: Path, error: type[LorafleetError], path: str = "sql") -> str:
+    with pytest.raises(error) as caught:
+        await resolved(claim, path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_an_adapter_is_read_and_its_bytes_are_counted(claim: Path) -> None:
+    files = adapter()
+    write(claim / "sql", files)
+    count: list[int] = []
+    found = await resolved(claim, count=count)
+    assert found.uri == "pvc://team-a/models/sql"
+    before = sum(count)
+    assert await read_all(found, 1000) == data_of(files[WEIGHTS])
+    assert sum(count) - before == found.data_bytes
+    assert found.normalized == ()
+
+
+async def test_the_root_of_the_volume_can_be_the_folder(claim: Path) -> None:
+    write(claim, adapter())
+    assert (await resolved(claim, "")).uri == "pvc://team-a/models"
+
+
+async def test_links_inside_the_volume_are_followed_to_plain_files(claim: Path) -> None:
+    files = adapter()
+    write(claim / "blobs", {"c0ffee": files[WEIGHTS], "feed": files["adapter_config.json"]})
+    snapshot = claim / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (snapshot / WEIGHTS).symlink_to("../../blobs/c0ffee")
+    (snapshot / "adapter_config.json").symlink_to("../../blobs/feed")
+    (claim / "latest").symlink_to("snapshots/0123abcd")
+    for path in ("snapshots/0123abcd", "latest"):
+        found = await resolved(claim, path)
+        assert await read_all(found) == data_of(files[WEIGHTS])
+        assert found.normalized == ("links followed, plain files staged",)
+
+
+async def test_links_that_a_copy_wrote_out_as_text_are_links(claim: Path) -> None:
+    files = adapter()
+    write(claim / "blobs", {"c0ffee": files[WEIGHTS], "feed": files["adapter_config.json"]})
+    snapshot = claim / "snapshots" / "0123abcd"
+    write(snapshot, {WEIGHTS: b"../../blobs/c0ffee", "adapter_config.json": b"../../blobs/feed\n"})
+    found = await resolved(claim, "snapshots/0123abcd")
+    assert await read_all(found) == data_of(files[WEIGHTS])
+    assert found.normalized == ("links followed, plain files staged",)
+    write(snapshot, {WEIGHTS: b"../../blobs/gone"})
+    assert (
+        await refused(claim, SourceNotFound, "snapshots/0123abcd")
+        == "adapter_model.safetensors is a dangling link to ../../blobs/gone "
+        "in pvc://team-a/models/snapshots/0123abcd"
+    )
+    write(snapshot, {WEIGHTS: b"../../../../blobs/gone"})
+    assert "out of the volume" in await refused(claim, PathNotAllowed, "snapshots/0123abcd")
+
+
+async def test_a_dangling_link_names_its_target(claim: Path) -> None:
+    write(claim / "sql", {"adapter_config.json": b"{}"})
+    (claim / "sql" / WEIGHTS).symlink_to("../blobs/feedface")
+    assert (
+        await refused(claim, SourceNotFound)
+        == "adapter_model.safetensors is a dangling link to ../blobs/feedface in "
+        "pvc://team-a/models/sql"
+    )
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/etc/passwd", "../../other/sql/adapter_config.json", "../" * 40 + "etc/passwd", "../.."],
+)
+async def test_a_link_out_of_the_volume_is_refused(claim: Path, target: str) -> None:
+    write(claim.parent / "other" / "sql", adapter())
+    write(claim / "sql", {WEIGHTS: adapter()[WEIGHTS]})
+    (claim / "sql" / "adapter_config.json").symlink_to(target)
+    text = await refused(claim, PathNotAllowed)
+    assert "out of the volume" in text
+
+
+async def test_a_linked_folder_out_of_the_volume_is_refused(claim: Path) -> None:
+    write(claim.parent / "other" / "sql", adapter())
+    (claim / "sql").symlink_to("../other/sql")
+    assert "out of the volume" in await refused(claim, PathNotAllowed)
+
+
+async def test_links_in_a_circle_end(claim: Path) -> None:
+    (claim / "sql").mkdir()
+    (claim / "sql" / "adapter_config.json").symlink_to("adapter_config.json")
+    assert "passes more than 40 links" in await refused(claim, PathNotAllowed)
+
+
+async def test_a_pipe_or_a_folder_is_no_file_and_does_not_block(claim: Path) -> None:
+    (claim / "sql").mkdir()
+    os.mkfifo(claim / "sql" / "adapter_config.json")
+    assert "is not a plain file" in await refused(claim, PathNotAllowed)
+    (claim / "sql" / "adapter_config.json").unlink()
+    (claim / "sql" / "adapter_config.json").mkdir()
+    assert "is not a plain file" in await refused(claim, PathNotAllowed)
+
+
+async def test_what_is_missing_is_named(claim: Path) -> None:
+    assert (
+        await refused(claim, SourceNotFound)
+        == "adapter_config.json not found in pvc://team-a/models/sql"
+    )
+    claim.rmdir()
+    assert (
+        await refused(claim, SourceNotFound) == "pvc://team-a/models/sql: the volume does not exist"
+    )
+
+
+async def test_a_file_of_the_wrong_type_in_the_path_is_not_found(claim: Path) -> None:
+    (claim / "sql").write_bytes(b"")
+    assert "adapter_config.json not found" in await refused(claim, SourceNotFound)
+
+
+async def test_a_volume_that_the_operator_may_not_read_says_who_it_is(claim: Path) -> None:
+    write(claim / "sql", adapter())
+    claim.parent.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # root reads everything
+    try:
+        text = await refused(claim, AccessDenied)
+    finally:
+        os.seteuid(user)
+        claim.parent.chmod(0o755)
+    assert text.startswith("pvc://team-a/models/sql: the volume is not readable by the operator")
+
+
+async def test_a_file_replaced_after_resolving_is_noticed(claim: Path) -> None:
+    write(claim / "sql", adapter(seed=1))
+    found = await resolved(claim)
+    write(claim / "new", adapter(seed=2))
+    (claim / "new" / WEIGHTS).replace(claim / "sql" / WEIGHTS)
+    with pytest.raises(SourceChanged, match=r"adapter_model\.safetensors changed in pvc://team-a"):
+        await found.read(0, 100)
+    again = await resolved(claim)
+    assert again.fingerprint != found.fingerprint
+    assert await read_all(again) == data_of(adapter(seed=2)[WEIGHTS])
+
+
+async def test_a_file_written_in_place_or_removed_is_noticed(claim: Path) -> None:
+    write(claim / "sql", adapter())
+    found = await resolved(claim)
+    with (claim / "sql" / WEIGHTS).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(SourceChanged):
+        await found.read(0, 100)
+    (claim / "sql" / WEIGHTS).unlink()
+    with pytest.raises(SourceChanged, match="is gone"):
+        await found.read(0, 100)
+
+
+async def test_a_folder_swapped_for_a_link_out_of_the_volume_never_leads_out(claim: Path) -> None:
+    """Another process swaps folder and link as fast as it can; nothing of outside is read."""
+    outside = write(claim.parent / "other" / "sql", adapter(seed=9))
+    write(claim / "good", adapter(seed=1))
+    (claim / "bad").symlink_to(outside)
+    (claim / "sql").symlink_to("good")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for target in (outside, Path("good")):
+                (claim / "next").symlink_to(target)
+                (claim / "next").replace(claim / "sql")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    contents = set()
+    try:
+        for _ in range(300):
+            try:
+                found = await resolved(claim)
+                contents.add(await read_all(found))
+            except (PathNotAllowed, SourceChanged):
+                contents.add(b"refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert contents == {b"refused", data_of(adapter(seed=1)[WEIGHTS])}
+
+
+async def test_a_pickle_may_be_forbidden(claim: Path) -> None:
+    write(claim / "sql", {"adapter_config.json": b"{}", "adapter_model.bin": b"PK\x03\x04"})
+    source = open_source(
+        {"allowPickle": False, "persistentVolumeClaim": {"claimName": "models", "path": "sql"}},
+        namespace="team-a",
+        name="sql",
+        settings=SourceSettings(volume_root=claim.parent.parent),
+        secret=None,
+    )
+    with pytest.raises(InvalidAdapter, match=r"adapter_model\.bin is a pickle"):
+        await source.resolve()
