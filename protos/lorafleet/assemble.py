@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter
-from lorafleet.factors import Pair, Part, Target, Window
+from lorafleet.factors import Pair, Part, Target, Window, expert_name
 from lorafleet.places import EXPERTS, Engine, Form, Place
 from lorafleet.profile import ModuleKind
 from lorafleet.quoting import shown
@@ -123,7 +123,7 @@ class Assembler:
             if target is None:
                 target = self.result.targets[module.name] = Target(module)
             if expert in target.parts:
-                raise InvalidAdapter(f"two tensors for {shown(_expert_name(module, expert))}")
+                raise InvalidAdapter(f"two tensors for {shown(expert_name(module, expert))}")
             own = b if rows == b.rows else b.rows_at(first, rows)
             target.parts[expert] = Part(a, own, declared_rank, scaling, source)
 
@@ -163,10 +163,3 @@ def _check_dimensions(pair: Pair, least: int, most: int) -> None:
                 f"{shown(pair.name)}: {side} has shape {list(entry.shape)}, "
                 f"expected {wanted} dimensions"
             )
-
-
-def _expert_name(module: LoraModule, expert: int) -> str:
-    if module.kind is not ModuleKind.EXPERTS:
-        return module.name
-    experts, _, projection = module.name.rpartition(".")
-    return f"{experts}.{expert}.{projection}"

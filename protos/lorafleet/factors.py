@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from lorafleet.profile import ModuleKind
+
 if TYPE_CHECKING:
     from lorafleet.header import TensorEntry
     from lorafleet.profile import LoraModule
@@ -58,6 +60,14 @@ class Target:
 
     module: LoraModule
     parts: dict[int, Part] = field(default_factory=dict)
+
+
+def expert_name(module: LoraModule, expert: int) -> str:
+    """Return the name of one expert's projection; that of the module if it has no experts."""
+    if module.kind is not ModuleKind.EXPERTS:
+        return module.name
+    experts, _, projection = module.name.rpartition(".")
+    return f"{experts}.{expert}.{projection}"
 
 
 def listed(names: list[str], limit: int = 8) -> str:

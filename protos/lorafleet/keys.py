@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lorafleet.header import SafetensorsHeader, TensorEntry
 
 _SIDES = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 1}
+_COMMON = {"lora_A.weight": 0, "lora_B.weight": 1}
 _EMBEDDINGS = frozenset({"embed_tokens", "lm_head", "wte", "word_embeddings", "embed_in"})
 
 
@@ -57,15 +58,21 @@ def read_keys(header: SafetensorsHeader, adapter_name: str = "") -> Keys:
     two tensors have the same role, or when several adapters are there and none is picked.
     """
     keys = Keys()
+    halves = keys.halves
     for entry in header.tensors:
         name = without_wrappers(entry.name, keys.removed)
         at = name.rfind(".lora_")
         # The common forms first: an adapter may have tens of thousands of keys.
         tail = name[at + 1 :] if at > 0 else ""
-        if tail == "lora_A.weight":
-            _put(keys, name[:at], 0, entry)
-        elif tail == "lora_B.weight":
-            _put(keys, name[:at], 1, entry)
+        side = _COMMON.get(tail)
+        if side is not None:
+            module = name[:at]
+            pair = halves.get(module)
+            if pair is None:
+                pair = halves[module] = [None, None]
+            if pair[side] is not None:
+                raise _two_tensors(module, side)
+            pair[side] = entry
         else:
             _other(keys, name, name[: max(at, 0)], tail, entry, adapter_name)
     if len(keys.adapters) > 1:
@@ -77,10 +84,12 @@ def read_keys(header: SafetensorsHeader, adapter_name: str = "") -> Keys:
 def _put(keys: Keys, module: str, side: int, entry: TensorEntry) -> None:
     halves = keys.halves.setdefault(module, [None, None])
     if halves[side] is not None:
-        raise InvalidAdapter(
-            f"two tensors for {shown(module)}.{'lora_A' if not side else 'lora_B'}"
-        )
+        raise _two_tensors(module, side)
     halves[side] = entry
+
+
+def _two_tensors(module: str, side: int) -> InvalidAdapter:
+    return InvalidAdapter(f"two tensors for {shown(module)} ({'lora_B' if side else 'lora_A'})")
 
 
 def _other(

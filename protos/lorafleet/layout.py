@@ -17,10 +17,11 @@ from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
 from lorafleet.errors import AdapterRejected
 from lorafleet.header import SafetensorsHeader, render_header
 from lorafleet.keys import read_keys
+from lorafleet.module_checks import Facts
 from lorafleet.moves import Copy, Moves
 from lorafleet.packing import pack
 from lorafleet.places import Engine
-from lorafleet.preflight import Facts, check_keys, check_modules, warnings
+from lorafleet.preflight import check_keys, check_modules, warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,7 +106,7 @@ def plan_layout(
         keys = read_keys(header, adapter_name)
         check_keys(keys)
         pairs = keys.pairs()
-        assembly = Assembler(config, Engine(profile)).assemble(pairs)
+        assembly = Assembler(config, Engine(profile, keys.embeddings)).assemble(pairs)
         facts = Facts(assembly, config, profile, allow_base_mismatch)
         check_modules(facts)
         dtype = SAFETENSORS_NAMES.get(profile.dtype) or common_dtype(

@@ -117,15 +117,19 @@ class Pattern:
         self._members = [first]
         self._moves: list[dict[str, int]] = [{}]
         self._accepting = [self._accepts(first, at_begin=True)]
+        self._last = ("", self._accepting[0])
 
     def matches(self, name: str) -> bool:
         """Return whether PEFT's rule applies the key to the module `name`."""
+        if name == self._last[0]:  # rank and alpha often have the same key
+            return self._last[1]
         self._budget.spend(len(name))
         moves, state = self._moves, 0
         for character in name:
             following = moves[state].get(character)
             state = self._move(state, character) if following is None else following
-        return self._accepting[state]
+        self._last = (name, self._accepting[state])
+        return self._last[1]
 
     def _move(self, state: int, character: str) -> int:
         nfa = self._nfa

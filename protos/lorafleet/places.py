@@ -9,6 +9,8 @@ from lorafleet.profile import LoraModule, ModuleKind
 from lorafleet.rewrites import roots
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from lorafleet.profile import EngineProfile
 
 EXPERTS = ".experts"
@@ -40,11 +42,12 @@ class Place(NamedTuple):
 class Engine:
     """The profile's modules; with an empty list every name is taken as it is.
 
-    An unknown module has sizes 0, which means that nobody can check them.
+    An unknown module has sizes 0, which means that nobody can check them; it is an embedding
+    if it is one of `embeddings`, the modules whose keys say so.
     """
 
-    def __init__(self, profile: EngineProfile) -> None:
-        self.profile = profile
+    def __init__(self, profile: EngineProfile, embeddings: Set[str] = frozenset()) -> None:
+        self.embeddings = embeddings
         self.modules = {module.name: module for module in profile.modules}
         self.known = bool(self.modules)
         self.renamed: dict[tuple[str, str], int] = {}
@@ -123,6 +126,7 @@ class Engine:
     def _module(self, name: str, kind: ModuleKind) -> LoraModule | None:
         module = self.modules.get(name)
         if module is None and not self.known:
+            kind = ModuleKind.EMBEDDING if name in self.embeddings else kind
             module = self.modules.setdefault(name, LoraModule(name, 0, 0, kind))
         return module
 
