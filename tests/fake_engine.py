@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -170,8 +169,6 @@ class FakeEngine:
         finally:
             self._connections.discard(task)
             writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
 
     # The plugin's control socket.
 

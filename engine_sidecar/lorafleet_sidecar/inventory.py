@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.changes import Changes
+from lorafleet_sidecar.observed import Health
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from lorafleet_sidecar.desired import Desired
     from lorafleet_sidecar.observed import EngineRevision, EngineState, ObservedEngine
@@ -90,7 +91,24 @@ def build_inventory(
             if each.digest
         )
         inventory.workers.extend(each.memory for each in engine.state.workers)
+    if engine.health is Health.STOCK:
+        inventory.loaded.extend(_prepared_files(store, desired))
     return inventory
+
+
+def _prepared_files(store: RevisionStore, desired: Desired) -> Iterator[pb.LoadedAdapter]:
+    """Yield what a stock engine can only have prepared: plain files beside the served revision."""
+    exported = set(store.plain_exports())
+    for name in desired.names.values():
+        if name.coming is None or name.publish_coming or name.coming.digest not in exported:
+            continue
+        yield pb.LoadedAdapter(
+            adapter=name.adapter,
+            served_name=name.served_name,
+            digest=name.coming.digest,
+            tier=pb.TIER_STAGED,
+            loader="stock",
+        )
 
 
 def significant(inventory: pb.Inventory) -> bytes:
