@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 VERSITYGW = Path(
     os.environ.get("VERSITYGW", Path(__file__).parents[1] / ".cache" / "bin" / "versitygw")
@@ -94,6 +94,36 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"versitygw does not listen: {log.read_text()}")
 
 
+@contextlib.asynccontextmanager
+async def serving(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
+    """Run `answer` for each connection to the port that is yielded; none is left at the end."""
+    running: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            running.discard(asyncio.current_task())
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        left = [task for task in running if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await server.wait_closed()
+
+
 @dataclass
 class Request:
     """What a client asked for."""
@@ -143,14 +173,9 @@ class LyingServer:
 
     @contextlib.asynccontextmanager
     async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[LyingServer]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
-        self.port = server.sockets[0].getsockname()[1]
-        self.scheme = "https" if tls else "http"
-        try:
+        async with serving(self._serve, tls) as self.port:
+            self.scheme = "https" if tls else "http"
             yield self
-        finally:
-            server.close()
-            await server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -158,8 +183,6 @@ class LyingServer:
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             pass  # the client went away, which is its right
-        finally:
-            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

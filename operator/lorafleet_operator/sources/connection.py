@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _BUFFER_BYTES = 1 << 20
+_NO_ADDRESS = "leads to an address that is not http or https"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Connection:
         except ValueError:
             url, port = URL(), None
         if url.scheme not in ("http", "https") or not url.host or port is None:
-            raise PathNotAllowed(f"{self.where}: leads to an address that is not http or https")
+            raise PathNotAllowed(f"{self.where}: {_NO_ADDRESS}")
         if url.raw_user is not None or url.raw_password is not None:
             raise PathNotAllowed(f"{self.where}: user and password in a URL are not allowed")
         return url
@@ -118,6 +119,8 @@ class Connection:
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
             return await self._opened().get(url, headers=headers, allow_redirects=False)
+        except aiohttp.InvalidURL:
+            problem = None
         except aiohttp.ClientConnectorCertificateError as error:
             problem = f"certificate not trusted ({_one_line(error.certificate_error)})"
         except aiohttp.ClientConnectorError as error:
@@ -129,6 +132,8 @@ class Connection:
         except OSError as error:
             problem = f"connection lost ({_one_line(error)})"
         # Outside of the handlers: a chained exception would carry the URL with its query.
+        if problem is None:
+            raise PathNotAllowed(f"{self.where}: {_NO_ADDRESS}")
         raise SourceUnavailable(f"{self.where}: {problem}")
 
     def _opened(self) -> aiohttp.ClientSession:
