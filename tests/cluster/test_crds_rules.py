@@ -1,0 +1,198 @@
+"""Every CEL rule: a manifest that passes, and one that the API server refuses with its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kube_rest import KubeRest, Refused
+from lorafleet_operator.api import names, rules
+from lorafleet_operator.api.rules import Rule
+from resource_builders import adapter, path, pool
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two manifests that differ in what `rule` is about."""
+
+    rule: Rule
+    passes: Json
+    refused: Json
+
+    def __str__(self) -> str:
+        name = next(name for name, value in vars(rules).items() if value is self.rule)
+        return f"{name}-{self.passes['kind']}"
+
+
+def http(url: str) -> Json:
+    return {"http": {"url": url}}
+
+
+def s3(**fields: Any) -> Json:
+    return {"s3": {"bucket": "adapters", **fields}}
+
+
+def volume(path_: str, **more: Any) -> Json:
+    return {"persistentVolumeClaim": {"claimName": "models", "path": path_}, **more}
+
+
+CASES = [
+    Case(rules.NAME_FITS, adapter("a" * 189), adapter("a" * 190)),
+    Case(rules.NAME_FITS, adapter("a" * 250, servedName="short"), adapter("a" * 250)),
+    Case(rules.SERVED_NAME_LENGTH, adapter(servedName="x" * 253), adapter(servedName="x" * 254)),
+    Case(rules.SERVED_NAME_LENGTH, adapter(servedName="x"), adapter(servedName="")),
+    Case(rules.SERVED_NAME_PRINTABLE, adapter(servedName="a b"), adapter(servedName="a\tb")),
+    Case(rules.SERVED_NAME_PRINTABLE, adapter(servedName="ünïcode"), adapter(servedName=" a")),
+    Case(rules.SERVED_NAME_PATH, adapter(servedName="a/b..c"), adapter(servedName="a/../b")),
+    Case(rules.SERVED_NAME_PATH, adapter(servedName="a/"), adapter(servedName="/a")),
+    Case(rules.ONE_SOURCE, adapter(source=s3()), adapter(source={})),
+    Case(
+        rules.ONE_SOURCE,
+        adapter(source=volume("a")),
+        adapter(source={**s3(), **http("https://x")}),
+    ),
+    Case(
+        rules.VOLUME_NEEDS_NO_SECRET,
+        adapter(source={**s3(), "credentialsSecretRef": {"name": "keys"}}),
+        adapter(source=volume("a", credentialsSecretRef={"name": "keys"})),
+    ),
+    Case(
+        rules.RELATIVE_PATH,
+        adapter(source=volume("team/sql..v2")),
+        adapter(source=volume("../sql")),
+    ),
+    Case(rules.RELATIVE_PATH, adapter(source=volume("")), adapter(source=volume("/etc"))),
+    Case(
+        rules.RELATIVE_PATH,
+        adapter(source=s3(prefix="team/sql/")),
+        adapter(source=s3(prefix="team/../other")),
+    ),
+    Case(rules.PRINTABLE, adapter(baseModel="org/base"), adapter(baseModel="org/\x07base")),
+    Case(rules.PRINTABLE, adapter(source=volume("a b")), adapter(source=volume("a\nb"))),
+    Case(rules.PRINTABLE, pool(baseModel="org/base"), pool(baseModel="a\u202eb")),
+    Case(
+        rules.HTTP_URL,
+        adapter(source=http("http://10.0.0.1:8080/sql/adapter_model.safetensors")),
+        adapter(source=http("file:///etc/passwd")),
+    ),
+    Case(rules.HTTP_URL, adapter(source=http("https://[::1]/sql")), adapter(source=http("sql"))),
+    Case(
+        rules.HTTP_URL,
+        adapter(source=s3(endpoint="https://s3.example")),
+        adapter(source=s3(endpoint="https://")),
+    ),
+    Case(
+        rules.NO_USER_IN_URL,
+        adapter(source=http("https://x/a@b")),
+        adapter(source=http("https://me:secret@x/a")),
+    ),
+    Case(
+        rules.REPLICAS_NEED_SPREAD,
+        adapter(placement={"policy": "Spread", "replicas": 2}),
+        adapter(placement={"replicas": 2}),
+    ),
+    Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
+    Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
+    Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget=1 << 33), pool(hostMemoryBudget=0)),
+]
+TRANSITIONS = {rules.BASE_MODEL_IMMUTABLE}
+
+
+def test_every_rule_is_tried() -> None:
+    written = {value for value in vars(rules).values() if isinstance(value, Rule)}
+    assert written == {case.rule for case in CASES} | TRANSITIONS
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_lets_the_right_manifest_pass(kube: KubeRest, namespace: str, case: Case) -> None:
+    stored = kube.create(path(case.passes["kind"], namespace), case.passes)
+    assert stored["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_refuses_the_wrong_manifest_with_its_own_text_alone(
+    kube: KubeRest, namespace: str, case: Case
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        kube.create(path(case.refused["kind"], namespace), case.refused)
+    assert refusal.value.status == 422
+    assert refusal.value.causes
+    for cause in refusal.value.causes:
+        assert case.rule.message in cause
+
+
+@pytest.mark.parametrize("manifest", [adapter(), pool()], ids=lambda m: str(m["kind"]))
+def test_the_base_model_cannot_be_changed_but_other_fields_can(
+    kube: KubeRest, namespace: str, manifest: Json
+) -> None:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    kube.create(path(kind, namespace), manifest)
+    with pytest.raises(Refused, match=r"baseModel cannot be changed; delete this object"):
+        kube.merge(path(kind, namespace, name), {"spec": {"baseModel": "other/base"}})
+    other = {"drainTimeoutSeconds": 5} if kind == "LoRAAdapter" else {"sidecarPort": 7071}
+    assert kube.merge(path(kind, namespace, name), {"spec": other})["metadata"]["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        (adapter(baseModel=None), "spec.baseModel: Required value"),
+        (adapter(source=None), "spec.source: Required value"),
+        (adapter(poolRef={"name": "Not_A_Name"}), "spec.poolRef.name"),
+        (adapter(loader="magic"), 'supported values: "direct", "device"'),
+        (adapter(placement={"policy": "BinPack"}), 'supported values: "All", "Spread"'),
+        (adapter(placement={"policy": "Spread", "replicas": 0}), "greater than or equal to 1"),
+        (adapter(drainTimeoutSeconds=-1), "spec.drainTimeoutSeconds"),
+        (adapter(revisionHistoryLimit=21), "spec.revisionHistoryLimit"),
+        (adapter(sauce="x"), 'unknown field "spec.sauce"'),
+        (pool(sidecarPort=0), "spec.sidecarPort"),
+        (pool(engineContainer="Not A Name"), "spec.engineContainer"),
+        (pool(selector=None), "spec.selector: Required value"),
+    ],
+)
+def test_the_schema_refuses_what_has_the_wrong_shape(
+    kube: KubeRest, namespace: str, manifest: Json, text: str
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        kube.create(path(manifest["kind"], namespace), manifest)
+    assert text in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "org/adapter",
+        "org/adapter@v2",
+        "Org/Adapter",
+        "with space",
+        "ünïcode",
+        "日本",
+        "a..b",
+        "..",
+        "../../etc",
+        "/abs",
+        "",
+        "x" * 254,
+        "tab\t",
+        "rtl\u202e",
+        "private\ue000",
+        "line\u2028",
+        "trail ",
+    ],
+)
+def test_server_and_operator_agree_on_served_names(
+    kube: KubeRest, namespace: str, name: str
+) -> None:
+    refusal = None
+    try:
+        kube.create(path("LoRAAdapter", namespace), adapter(servedName=name))
+    except Refused as refused:
+        refusal = str(refused)
+    problem = names.served_name_problem(name)
+    assert (refusal is None) == (problem is None)
+    for line in (refusal, problem):
+        assert line is None or "invalid adapter name" in line
