@@ -10,10 +10,14 @@ for then it has proved itself and an engine that restarted must not wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+STOCK: Final = "stock"
+"""The loader of an engine without the plugin, which has no other."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:
         bool(holding.digest)
         and entry.digest == holding.digest
         and entry.served_name == wanted.served_name
-        and entry.loader == wanted.loader
+        and entry.loader in (wanted.loader, STOCK)
     )
 
 

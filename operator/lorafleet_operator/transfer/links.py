@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lorafleet.profile import EngineProfile
 
-ANSWER_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 10.0
 """Deadline for the small questions: inventory and profile."""
 _TAKES_ORDERS: Final = (pb.ENGINE_HEALTH_READY, pb.ENGINE_HEALTH_STOCK)
 _RETRY_FIRST: Final = 0.2

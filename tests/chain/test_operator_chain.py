@@ -1,0 +1,158 @@
+"""The operator's part of the chain on a real API server: fake engines, everything else real."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kubernetes import client, config, utils
+from localcluster import LocalCluster
+from operator_chain import Chain, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chain]
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+@pytest.fixture(scope="module")
+def kubeconfig() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="lorafleet-chain-") as directory:
+        with LocalCluster(Path(directory) / "cluster", quiet=True) as cluster:
+            api = config.new_client_from_config(str(cluster.kubeconfig))
+            for path in sorted(CRDS.glob("*.yaml")):
+                utils.create_from_yaml(api, str(path))
+            names = [path.stem.partition("_") for path in CRDS.glob("*.yaml")]
+            served = client.ApiextensionsV1Api(api)
+            for group, _, plural in names:
+                eventually(lambda crd=f"{plural}.{group}": _established(served, crd))
+            yield cluster.kubeconfig
+
+
+def _established(api: client.ApiextensionsV1Api, name: str) -> bool:
+    conditions = api.read_custom_resource_definition(name).status.conditions or []
+    return any(c.type == "Established" and c.status == "True" for c in conditions)
+
+
+@pytest.fixture
+def chain(kubeconfig: Path, tmp_path: Path) -> Iterator[Chain]:
+    chain = Chain(kubeconfig, tmp_path, f"team-{secrets.token_hex(3)}")
+    try:
+        yield chain
+    finally:
+        chain.stop()
+
+
+def _ready(chain: Chain, name: str) -> bool:
+    return chain.condition(name, "Ready") == ("True", "Ready")
+
+
+def test_a_manifest_is_served_updated_and_deleted_and_a_killed_operator_changes_nothing(
+    chain: Chain,
+) -> None:
+    chain.start_engine("engine-0", 0)
+    chain.start_engine("engine-1", 1)
+    operator = chain.start_operator()
+    chain.pool()
+    chain.adapter("sql")
+    model = f"{chain.namespace}/sql"
+    eventually(lambda: _ready(chain, "sql"), what="the adapter becomes Ready")
+
+    status = chain.status("sql")
+    first = status["digest"]
+    assert (status["readyEngines"], status["desiredEngines"]) == (2, 2)
+    assert {e["digest"] for e in status["engines"]} == {first}
+    assert {chain.answer(e, model) for e in chain.engines} == {first[7:19]}
+    assert chain.get("sql")["metadata"]["finalizers"] == ["lorafleet.dev/unload"]
+    assert not chain.get("sql")["metadata"].get("annotations")
+    eventually(lambda: chain.events("sql") == ["Ready"])
+
+    # kill -9 and a restart: nothing is loaded again, the status stays as it is.
+    before = chain.get("sql")
+    loads = [chain.loads(engine) for engine in chain.engines]
+    operator.process.kill()
+    operator = chain.start_operator()
+    eventually(lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True")
+    chain.put_source("sql", "d02-all-fp32")
+    eventually(lambda: chain.status("sql")["digest"] != first, what="a new revision is seen")
+    eventually(lambda: _ready(chain, "sql"))
+    status = chain.status("sql")
+    assert status["history"] == [first]
+    assert {chain.answer(e, model) for e in chain.engines} == {status["digest"][7:19]}
+    assert [chain.loads(engine) for engine in chain.engines] == [each + 1 for each in loads]
+    assert before["metadata"]["uid"] == chain.get("sql")["metadata"]["uid"]
+
+    # A refused revision leaves the old one everywhere.
+    chain.put_source("sql", "d10-rank-over-max")
+    eventually(lambda: chain.condition("sql", "Ready") == ("False", "RankTooHigh"))
+    message = chain.full_condition("sql", "SourceResolved")["message"]
+    assert "LoRA rank 16 is greater than max_lora_rank 8" in message
+    assert f"{status['digest'][:19]} keeps serving {model}" in message
+    assert {chain.answer(e, model) for e in chain.engines} == {status["digest"][7:19]}
+    assert [chain.loads(engine) for engine in chain.engines] == [each + 1 for each in loads]
+
+    # An exit in good order unloads nothing either: that is for deletions only.
+    operator.process.signal(signal.SIGTERM)
+    operator.process.popen.wait(20)
+    assert {chain.answer(e, model) for e in chain.engines} == {status["digest"][7:19]}
+    chain.start_operator()
+    chain.delete("loraadapters", "sql")
+    eventually(lambda: not chain.exists("sql"), what="the adapter goes")
+    assert [chain.served(engine) for engine in chain.engines] == [set(), set()]
+
+
+def test_what_was_deleted_while_the_operator_was_away_is_unloaded_when_it_comes_back(
+    chain: Chain,
+) -> None:
+    chain.start_engine("engine-0", 0)
+    operator = chain.start_operator()
+    chain.pool()
+    chain.adapter("sql")
+    eventually(lambda: _ready(chain, "sql"))
+    operator.process.kill()
+    chain.delete("loraadapters", "sql")
+    assert chain.exists("sql"), "the finalizer keeps it"
+    assert chain.served("engine-0")
+    chain.start_operator()
+    eventually(lambda: not chain.exists("sql"))
+    eventually(lambda: chain.served("engine-0") == set(), what="the orphan is unloaded")
+
+
+def test_a_deletion_does_not_wait_for_an_engine_that_is_gone_nor_for_ever_for_one_that_is_silent(
+    chain: Chain,
+) -> None:
+    chain.start_engine("engine-0", 0)
+    chain.start_engine("engine-1", 1)
+    chain.start_operator(LORAFLEET_DELETION_TIMEOUT_SECONDS="3")
+    chain.pool()
+    chain.adapter("gone")
+    chain.adapter("silent")
+    eventually(lambda: _ready(chain, "gone") and _ready(chain, "silent"))
+    chain.pods.delete("engine-1")
+    chain.sidecars["engine-1"].process.kill()
+    chain.delete("loraadapters", "gone")
+    eventually(lambda: not chain.exists("gone"))
+    assert "ForcedCleanup" not in chain.events("gone")
+    chain.sidecars["engine-0"].process.kill()
+    chain.delete("loraadapters", "silent")
+    eventually(lambda: not chain.exists("silent"))
+    eventually(lambda: "ForcedCleanup" in chain.events("silent"))
+
+
+def test_of_two_adapters_with_one_served_name_the_older_is_served(chain: Chain) -> None:
+    chain.start_engine("engine-0", 0)
+    chain.start_operator()
+    chain.pool()
+    chain.adapter("a-first", servedName="shared")
+    eventually(lambda: _ready(chain, "a-first"))
+    chain.adapter("b-second", "d02-all-fp32", servedName="shared")
+    eventually(lambda: chain.condition("b-second", "Placed") == ("False", "NameTaken"))
+    text = chain.full_condition("b-second", "Placed")["message"]
+    assert text == f"served name shared is taken by {chain.namespace}/a-first"
+    chain.delete("loraadapters", "a-first")
+    eventually(lambda: _ready(chain, "b-second"), what="the name is free")
