@@ -13,8 +13,11 @@ from lorafleet_sidecar.observed import EngineState, Handshake
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Reads are answered from memory; a plugin that needs longer is stuck.
+# The handshake is answered from memory; a plugin that needs longer is stuck.
 _READ_SECONDS = 5.0
+# State and profile ask the workers, which answer between two steps: behind a long prefill or
+# another load that takes a while and is no sign of trouble.
+_WORKER_SECONDS = 60.0
 _CONFLICT = 409
 
 
@@ -55,7 +58,7 @@ class ControlSocket:
 
     async def profile(self) -> EngineProfile:
         """Return what the engine can take, as the plugin reads it from the model."""
-        response = await self._request("GET", "/v1/profile")
+        response = await self._request("GET", "/v1/profile", None, _WORKER_SECONDS)
         try:
             return EngineProfile.from_json(response.text)
         except (ValueError, TypeError, AttributeError) as error:
@@ -63,7 +66,7 @@ class ControlSocket:
 
     async def state(self) -> EngineState:
         """Return served names, loaded revisions and the workers' counters."""
-        raw = await self._call("GET", "/v1/state")
+        raw = await self._call("GET", "/v1/state", None, _WORKER_SECONDS)
         try:
             return EngineState.from_json(raw, self._volume)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -88,7 +91,9 @@ class ControlSocket:
 
     async def pin(self, lora_int_id: int, *, pinned: bool) -> None:
         """Keep an id out of the engine's LRU, or let it in again."""
-        await self._call("POST", "/v1/pin", {"lora_int_id": lora_int_id, "pinned": pinned})
+        await self._call(
+            "POST", "/v1/pin", {"lora_int_id": lora_int_id, "pinned": pinned}, self._load_seconds
+        )
 
     async def unload(self, lora_int_id: int) -> bool:
         """Remove an id from the engine. Return False while it is published or in flight."""

@@ -65,8 +65,15 @@ class EngineRevision:
 
     @classmethod
     def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
-        """Return the revision of a state entry; ours lie at `<volume>/revisions/<hex>/<loader>`."""
-        digest, loader = split_revision_path(str(raw["path"]), volume)
+        """Return the revision of a state entry; ours lie at `<volume>/revisions/<hex>/<loader>`.
+
+        The plugin names digest and loader itself, for its container may mount the volume
+        elsewhere; the path decides where it does not.
+        """
+        if raw.get("digest"):
+            digest, loader = str(raw["digest"]), str(raw["loader"])
+        else:
+            digest, loader = split_revision_path(str(raw["path"]), volume)
         name = str(raw["revision"])
         if digest:
             name = name.rpartition("@")[0] or name
