@@ -256,7 +256,10 @@ class LocalStack:
         return Operator(process, f"{base}/metrics", f"{base}/healthz")
 
     def stop(self) -> None:
-        """End every process, the latest first, and free the memory volumes."""
+        """End every process, all at once, and free the memory volumes. May be called twice."""
+        for process in reversed(self._processes):
+            if process.running:
+                process.popen.terminate()
         while self._processes:
             self._processes.pop().stop()
         shutil.rmtree(self._memory, ignore_errors=True)

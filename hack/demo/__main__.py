@@ -6,17 +6,15 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from typing import NoReturn
 
-from localcluster import ClusterFailed
 from localstack import LocalStack
-from processes import ProcessFailed
 
 from demo import prepare
-from demo.cluster import ApiException, NotReached
 from demo.fleet import start
 from demo.screen import step
-from demo.story import Story, StoryBroken
+from demo.story import Story
 
 RUN = prepare.CACHE / "run"
 
@@ -37,9 +35,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("stopped; everything that ran is ended", file=sys.stderr)
         return 130
-    except (ProcessFailed, ClusterFailed, NotReached, StoryBroken, ApiException, OSError) as error:
-        line = str(error).split("\n")[0]
-        print(f"the demo failed: {line} (logs: {RUN}/logs; run `make demo` again)", file=sys.stderr)
+    except Exception as error:  # the last place where it can become one line
+        trace = RUN / "logs" / "demo.log"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_text(traceback.format_exc())
+        line = str(error).split("\n")[0] or type(error).__name__
+        print(f"the demo failed: {line} (logs below {RUN})", file=sys.stderr)
         return 1
     print(f"\nDone in {time.monotonic() - started:.0f} s; everything that ran is ended.")
     return 0

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kubernetes import config
-from kubernetes.client.exceptions import ApiException as ApiException
+from kubernetes.client.exceptions import ApiException
 
 from demo.screen import table
 
@@ -130,7 +130,7 @@ def conditions(found: dict[str, Any] | None) -> str:
     """The conditions of an object in one line."""
     if found is None:
         return "it does not exist"
-    listed = found.get("status", {}).get("conditions", [])
+    listed = found.get("status", {}).get("conditions") or []
     return (
         "; ".join(
             f"{each['type']}={each['status']} {each.get('reason', '')}: {each.get('message', '')}"
@@ -148,11 +148,11 @@ def ready(found: dict[str, Any] | None) -> bool:
     current = status.get("observedGeneration") == found["metadata"]["generation"]
     return current and any(
         each["type"] == "Ready" and each["status"] == "True"
-        for each in status.get("conditions", [])
+        for each in status.get("conditions") or []
     )
 
 
 def established(found: dict[str, Any] | None) -> bool:
     """Whether the API server serves the kind of a CustomResourceDefinition."""
-    listed = (found or {}).get("status", {}).get("conditions", [])
+    listed = (found or {}).get("status", {}).get("conditions") or []
     return any(each["type"] == "Established" and each["status"] == "True" for each in listed)

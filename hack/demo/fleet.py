@@ -5,6 +5,7 @@ What takes long goes on side by side: adapters are trained while the engine star
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from enginepods import EnginePods
 from localcluster import LocalCluster
-from localstack import Engine, EngineSpec, LocalStack, S3Server, Sidecar
+from localstack import ENGINE_SECONDS, Engine, EngineSpec, LocalStack, S3Server, Sidecar
+from processes import answers
 
 from demo import prepare
 from demo.cluster import Cluster, established
@@ -28,6 +30,7 @@ EXAMPLES = REPOSITORY / "charts" / "lorafleet" / "examples"
 NAMESPACE = "demo"
 ENGINE = "smollm2-0"
 ARENA_BYTES = 64 << 20
+_SAY_SECONDS = 15
 SLOTS = 2
 """Both max_loras and max_cpu_loras: a third adapter has to take somebody's place."""
 
@@ -66,24 +69,45 @@ def start(stack: LocalStack) -> Iterator[Fleet]:
     store = stack.start_s3()
     with LocalCluster(stack.directory / "cluster", quiet=True) as local:
         cluster = Cluster(local.kubeconfig, NAMESPACE)
-        _install(cluster)
-        spec = EngineSpec(ENGINE, prepare.MODEL, BASE_MODEL, max_loras=SLOTS, max_cpu_loras=SLOTS)
-        labels = {"lorafleet.dev/engine-pool": "smollm2"}
-        uid = EnginePods(local.kubeconfig, NAMESPACE).create(ENGINE, stack.pod_address(0), labels)
-        step("starting vLLM with the plugin, its sidecar and the operator (about a minute)")
-        engine = stack.start_engine(spec)
-        sidecar = stack.start_sidecar(engine, uid, ARENA_BYTES)
-        operator = stack.start_operator(local.kubeconfig)
-        fleet = Fleet(cluster, store, engine, sidecar)
-        for name in ("s3-credentials", "enginepool"):
-            cluster.apply(fleet.manifest(name))
-        sidecar.wait()
-        operator.wait()
-        prepare.finish_training(training)
-        engine.wait()
-        cluster.wait("EnginePool", "smollm2", _all_ready, "ready")
-        cluster.show("EnginePool")
-        yield fleet
+        try:
+            _install(cluster)
+            spec = EngineSpec(
+                ENGINE, prepare.MODEL, BASE_MODEL, max_loras=SLOTS, max_cpu_loras=SLOTS
+            )
+            labels = {"lorafleet.dev/engine-pool": "smollm2"}
+            uid = EnginePods(local.kubeconfig, NAMESPACE).create(
+                ENGINE, stack.pod_address(0), labels
+            )
+            step("starting vLLM with the plugin, its sidecar and the operator (about a minute)")
+            engine = stack.start_engine(spec)
+            sidecar = stack.start_sidecar(engine, uid, ARENA_BYTES)
+            operator = stack.start_operator(local.kubeconfig)
+            fleet = Fleet(cluster, store, engine, sidecar)
+            for name in ("s3-credentials", "enginepool"):
+                cluster.apply(fleet.manifest(name))
+            sidecar.wait()
+            operator.wait()
+            prepare.finish_training(training)
+            _await_engine(engine)
+            cluster.wait("EnginePool", "smollm2", _all_ready, "ready")
+            cluster.show("EnginePool")
+            yield fleet
+        finally:
+            stack.stop()  # before the API server, which would wait for the operator's watches
+
+
+def _await_engine(engine: Engine) -> None:
+    """Wait until it serves, saying every while that it goes on."""
+    since = told = time.monotonic()
+
+    def serving() -> bool:
+        nonlocal told
+        if time.monotonic() - told > _SAY_SECONDS:
+            told = time.monotonic()
+            step(f"vLLM is starting: {told - since:.0f} s so far")
+        return answers(f"{engine.url}/health")
+
+    engine.process.wait_until(serving, ENGINE_SECONDS, "serving")
 
 
 def _install(cluster: Cluster) -> None:

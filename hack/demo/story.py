@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 ADAPTERS = ("pirate", "json", "chef")
 _MARKS = {style.name: style.marks for style in STYLES}
 
+_LEGEND = """
+  arena used   bytes of the one host copy of each revision, out of a fixed budget
+  in slots     revisions that the next request can use at once (max_loras 2)
+  host         revisions registered with the engine, in no slot (max_cpu_loras 2 counts both)
+  arena only   revisions that the engine dropped or no longer needs; back without the source
+  evictions    revisions that made room for another; rebuilds brought one back for a request"""
+
 
 class StoryBroken(RuntimeError):
     """Raised when the fleet did not do what the chapter tells; one line."""
@@ -110,17 +117,18 @@ class Story:
         status, text = ask(self._fleet.engine.url, "demo/json", QUESTIONS[0])
         _expect(status == 404, f"demo/json answers {status} after its deletion: {text}")
         step(f"model demo/json: {status} {text}")
-        self._answers.append(("json, deleted", f"{status}", f"{status}"))
+        self._answers.append(("json, deleted", f"{status} not found", f"{status} not found"))
         cluster.show("LoRAAdapter")
         self._note("json deleted")
 
     def summary(self) -> None:
         """What was said and what it took."""
-        chapter("Who answered what")
+        chapter("Who answered what (the first 60 characters)")
         table(("model", *QUESTIONS), self._answers)
         chapter("The engine's memory after each step, from its Prometheus endpoint")
         rows = [[when, *seen.row, reads] for when, seen, reads in self._memory]
         table(("after", *figures.HEADERS, "S3 reads"), rows)
+        print(_LEGEND)
 
     def _upload(self, name: str, prefix: str) -> None:
         step(f"uploading {name} to s3://{self._fleet.store.bucket}/{prefix}")
