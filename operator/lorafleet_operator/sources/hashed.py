@@ -48,17 +48,33 @@ class HashedBlob:
         self._blob = blob
         self._where = where
         self._blocks = blocks
+        self._lock = asyncio.Lock()
+        # The last block read: the next range begins in it, and a server without ranges could
+        # give it again only from the file's beginning.
+        self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return exactly the bytes asked for, of the content that was read first."""
-        first = offset // _BLOCK_BYTES
-        begin = first * _BLOCK_BYTES
-        end = min(-(-(offset + length) // _BLOCK_BYTES) * _BLOCK_BYTES, self.size)
+        async with self._lock:
+            first = offset // _BLOCK_BYTES
+            last = (offset + length - 1) // _BLOCK_BYTES
+            data = await self._read_blocks(first, last)
+            self._kept = (last, memoryview(data)[(last - first) * _BLOCK_BYTES :])
+        skip = offset - first * _BLOCK_BYTES
+        return memoryview(data)[skip : skip + length]
+
+    async def _read_blocks(self, first: int, last: int) -> Buffer:
+        kept, content = self._kept
+        if first == last == kept:
+            return content
+        begin = (first + 1 if first == kept else first) * _BLOCK_BYTES
+        end = min((last + 1) * _BLOCK_BYTES, self.size)
         data = await self._blob.read(begin, end - begin)
         found = await asyncio.to_thread(_digests, data)
-        if found != self._blocks[first : first + len(found)]:
+        at = begin // _BLOCK_BYTES
+        if found != self._blocks[at : at + len(found)]:
             raise SourceChanged(f"{self.name} in {self._where}: changed since it was resolved")
-        return memoryview(data)[offset - begin : offset - begin + length]
+        return b"".join((content, data)) if first == kept else data
 
 
 def _digests(data: Buffer) -> list[bytes]:

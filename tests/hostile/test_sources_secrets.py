@@ -1,0 +1,179 @@
+"""No credential in any text: messages, chains of exceptions, logs, reprs, addresses in status."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Authority
+from lorafleet.errors import AccessDenied, LorafleetError, SourceUnavailable
+from lorafleet_operator.sources.base import Source
+from lorafleet_operator.sources.registry import open_source
+from servers import LyingServer, S3Server, start_s3
+from source_builders import FAST, adapter, data_of, read_all
+
+CANARY = "cAnArY5f3a"
+SECRET = {
+    "accessKeyID": f"AKID{CANARY}".encode(),
+    "secretAccessKey": f"key{CANARY}".encode(),
+    "sessionToken": f"session{CANARY}".encode(),
+    "token": f"token{CANARY}".encode(),
+}
+FILES = adapter(elements=1 << 17)
+
+
+def opened(spec: dict[str, Any], secret: dict[str, bytes]) -> Source:
+    return open_source(
+        {**spec, "credentialsSecretRef": {"name": "keys"}},
+        namespace="team-a",
+        name="sql",
+        settings=FAST,
+        secret=secret,
+    )
+
+
+def everything_said(error: BaseException | None) -> str:
+    """Return all texts of an exception and of all that it is chained to."""
+    said = ""
+    while error is not None:
+        said += repr(error) + str(vars(error)) + "".join(traceback.format_exception(error))
+        error = error.__cause__ or error.__context__
+    return said
+
+
+LIES: list[dict[str, Any]] = [
+    {},
+    {"status": 401},
+    {"status": 403, "body": f"<Code>SignatureDoesNotMatch</Code>{CANARY}".encode()},
+    {"status": 404, "body": CANARY.encode()},
+    {"status": 500, "body": f"<Code>{CANARY} </Code>".encode()},
+    {"extra_headers": {"X-Large": "x" * 100_000}},
+    {"extra_headers": {"Content-Length": "nonsense"}},
+    {"drop_after": 10, "drops": 1000},
+    {"drop_after": 100_000, "drops": 1000, "ranges": False},
+    {"files": {}, "redirects": {"/models/sql/adapter_config.json": f"http://[bad/{CANARY}"}},
+    {"redirects": {"/models/sql/adapter_config.json": f"http://a.invalid/?x={CANARY}"}},
+    {"redirects": {"/models/sql/adapter_config.json": f"http://u:{CANARY}@a.invalid/"}},
+    {"redirects": {"/models/sql/adapter_config.json": f"gopher://{CANARY}/"}},
+]
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
+async def test_no_failure_says_a_credential(
+    kind: str, lie: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asyncio.get_running_loop().set_debug(True)
+    server = LyingServer(files={f"/models/sql/{name}": file for name, file in FILES.items()})
+    async with server.running():
+        vars(server).update(lie)
+        spec: dict[str, dict[str, Any]] = {
+            "s3": {"bucket": "models", "prefix": "sql", "endpoint": server.url, "pathStyle": True},
+            "http": {"url": f"{server.url}/models/sql?sig={CANARY}"},
+        }
+        source = opened({kind: spec[kind]}, SECRET)
+        said = repr(source) + source.uri
+        try:
+            found = await source.resolve()
+            await read_all(found, 1000)
+            said += repr(found)
+            server.status = 403
+            await found.read(100_000, 10)
+        except LorafleetError as error:
+            said += everything_said(error)
+        finally:
+            await source.aclose()
+        assert any(CANARY in f"{r.path} {r.headers}" for r in server.requests), "it was sent"
+    assert CANARY not in said
+    assert CANARY not in caplog.text
+
+
+async def test_no_connection_failure_says_a_credential(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for spec in (
+            {"http": {"url": f"{url}/x?sig={CANARY}"}},
+            {"s3": {"bucket": "models", "prefix": "x", "endpoint": url, "pathStyle": True}},
+            {"http": {"url": f"http://nowhere.invalid/x?sig={CANARY}"}},
+        ):
+            source = opened(spec, SECRET)
+            with pytest.raises(SourceUnavailable) as caught:
+                await source.resolve()
+            await source.aclose()
+            assert CANARY not in everything_said(caught.value)
+    assert CANARY not in caplog.text
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    found = Authority("test authority")
+    found.write(tmp_path / "tls", "server")
+    return found
+
+
+@pytest.fixture
+def tls_s3(authority: Authority, tmp_path: Path) -> Iterator[S3Server]:
+    pair = (tmp_path / "tls" / "tls.crt", tmp_path / "tls" / "tls.key")
+    with start_s3(tmp_path, certificate=pair) as server:
+        folder = server.root / "models" / "sql"
+        folder.mkdir(parents=True)
+        for name, content in FILES.items():
+            (folder / name).write_bytes(content)
+        yield server
+
+
+async def test_s3_with_an_authority_of_its_own(tls_s3: S3Server, authority: Authority) -> None:
+    spec = {
+        "s3": {
+            "bucket": "models",
+            "prefix": "sql",
+            "endpoint": tls_s3.endpoint,
+            "pathStyle": True,
+        }
+    }
+    source = opened(spec, {**tls_s3.secret(), "caBundle": authority.certificate})
+    data = await read_all(await source.resolve())
+    assert data == data_of(FILES["adapter_model.safetensors"])
+    await source.aclose()
+    source = opened(spec, tls_s3.secret())
+    with pytest.raises(SourceUnavailable, match="certificate not trusted") as caught:
+        await source.resolve()
+    assert "\n" not in str(caught.value)
+    await source.aclose()
+    source = opened(spec, {**tls_s3.secret(), "caBundle": Authority("other").certificate})
+    with pytest.raises(SourceUnavailable, match="certificate not trusted"):
+        await source.resolve()
+    await source.aclose()
+
+
+async def test_https_with_an_authority_of_its_own(authority: Authority, tmp_path: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "tls" / "tls.crt", tmp_path / "tls" / "tls.key")
+    server = LyingServer(files={f"/sql/{name}": content for name, content in FILES.items()})
+    async with server.running(context):
+        source = opened({"http": {"url": f"{server.url}/sql"}}, {"caBundle": authority.certificate})
+        data = await read_all(await source.resolve())
+        assert data == data_of(FILES["adapter_model.safetensors"])
+        await source.aclose()
+        server.redirects = {"/sql/adapter_config.json": f"http://127.0.0.1:{server.port}/x"}
+        source = opened({"http": {"url": f"{server.url}/sql"}}, {"caBundle": authority.certificate})
+        with pytest.raises(LorafleetError, match="redirects from https to http"):
+            await source.resolve()
+        await source.aclose()
+
+
+def test_a_bundle_without_a_certificate_is_one_line() -> None:
+    for bundle in (b"nonsense", f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n".encode()):
+        with pytest.raises(AccessDenied) as caught:
+            opened({"http": {"url": "https://example.com/x"}}, {"caBundle": bundle})
+        text = "Secret team-a/keys key caBundle holds no certificate in PEM form"
+        assert str(caught.value) == text
+        assert CANARY not in everything_said(caught.value)
