@@ -20,6 +20,7 @@ from lorafleet_operator.api.v1alpha1 import (
     LoRAAdapterStatus,
     Tier,
 )
+from lorafleet_operator.cluster.writes import merge_patch
 from resource_builders import API_VERSION, adapter, path, pool
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_a_status_comes_back_as_it_was_written(kube: KubeRest, namespace: str) -
     kube.create(path("LoRAAdapter", namespace), adapter())
     written = full_status()
     stored = kube.merge(
-        path("LoRAAdapter", namespace, "sql", "status"), {"status": written.to_patch()}
+        path("LoRAAdapter", namespace, "sql", "status"), {"status": written.to_api()}
     )
     assert LoRAAdapter.model_validate(stored).status == written
     assert stored["metadata"]["generation"] == 1
@@ -95,8 +96,9 @@ def test_a_status_comes_back_as_it_was_written(kube: KubeRest, namespace: str) -
 def test_a_patch_removes_what_the_new_status_no_longer_says(kube: KubeRest, namespace: str) -> None:
     kube.create(path("LoRAAdapter", namespace), adapter())
     target = path("LoRAAdapter", namespace, "sql", "status")
-    kube.merge(target, {"status": full_status().to_patch()})
-    stored = kube.merge(target, {"status": LoRAAdapterStatus(observed_generation=2).to_patch()})
+    old, new = full_status().to_api(), LoRAAdapterStatus(observed_generation=2).to_api()
+    kube.merge(target, {"status": old})
+    stored = kube.merge(target, {"status": merge_patch(old, new)})
     assert LoRAAdapter.model_validate(stored).status == LoRAAdapterStatus(observed_generation=2)
     assert "rank" not in stored["status"]
 
@@ -112,7 +114,7 @@ def test_a_pool_status_comes_back_as_it_was_written(kube: KubeRest, namespace: s
         }
     )
     stored = kube.merge(
-        path("EnginePool", namespace, "main", "status"), {"status": written.to_patch()}
+        path("EnginePool", namespace, "main", "status"), {"status": written.to_api()}
     )
     assert EnginePool.model_validate(stored).status == written
 
@@ -138,9 +140,7 @@ def table(kube: KubeRest, kind: str, namespace: str) -> list[dict[str, Any]]:
 def test_printer_columns_of_adapters(kube: KubeRest, namespace: str) -> None:
     kube.create(path("LoRAAdapter", namespace), adapter("new"))
     kube.create(path("LoRAAdapter", namespace), adapter("sql"))
-    kube.merge(
-        path("LoRAAdapter", namespace, "sql", "status"), {"status": full_status().to_patch()}
-    )
+    kube.merge(path("LoRAAdapter", namespace, "sql", "status"), {"status": full_status().to_api()})
     new, sql = table(kube, "LoRAAdapter", namespace)
     assert list(sql) == [
         "Name", "Base Model", "Engines", "Ready", "Reason", "Tier", "Age",

@@ -28,20 +28,6 @@ class ApiModel(BaseModel):
         """Return the JSON form of the API: camelCase, fields without a value left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    def to_patch(self) -> dict[str, Any]:
-        """Return a JSON merge patch that makes the stored object equal: null removes a field.
-
-        Only fields of this object become null; inside lists, which a merge patch replaces
-        whole, fields without a value are left out.
-        """
-        present = self.to_api()
-        absent = {
-            field.alias or name: None
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) is None
-        }
-        return {**present, **absent}
-
 
 class ObjectMeta(ApiModel):
     """The part of an object's metadata that the operator reads."""

@@ -10,7 +10,7 @@ from lorafleet_operator.api.v1alpha1 import EngineHealth, PlacementPolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,3 @@ class AdapterDemand:
             pinned=adapter.spec.pinned,
             current=frozenset(engine.pod_name for engine in adapter.status.engines),
         )
-
-
-def budget_of(pool: EnginePool) -> int | None:
-    """Return the pool's `budget_bytes` for its engines' snapshots."""
-    return pool.spec.host_memory_budget_bytes

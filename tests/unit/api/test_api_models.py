@@ -10,7 +10,6 @@ from lorafleet_operator.api.quantity import to_bytes
 from lorafleet_operator.api.v1alpha1 import (
     EnginePool,
     LoRAAdapter,
-    LoRAAdapterStatus,
     Placement,
 )
 from pydantic import ValidationError
@@ -138,16 +137,6 @@ def test_pool_defaults_and_budget() -> None:
     assert (spec.sidecar_port, spec.engine_container) == (7070, "vllm")
     assert spec.host_memory_budget_bytes == 2 << 30
     assert EnginePool.model_validate(pool()).spec.host_memory_budget_bytes is None
-
-
-def test_patch_removes_fields_that_lost_their_value() -> None:
-    status = LoRAAdapterStatus.model_validate(
-        {"rank": 8, "engines": [{"podName": "p", "tier": "gpu"}]}
-    )
-    patch = status.model_copy(update={"rank": None}).to_patch()
-    assert patch["rank"] is None
-    assert patch["sizeBytes"] is None
-    assert "lastTransitionTime" not in patch["engines"][0]
 
 
 def test_placement_may_name_replicas_only_to_spread() -> None:
