@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import metrics_page
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -74,16 +75,8 @@ def test_generated_crds_are_current():
 
 
 def test_every_metric_is_documented():
-    named = re.compile(r'"(lorafleet_[a-z0-9_]+)"')
-    metrics = {
-        name
-        for folder in ("operator", "engine_sidecar")
-        for path in tracked(f"{folder}/**/metrics.py")
-        for name in named.findall(path.read_text())
-    }
-    documented = (REPOSITORY / "docs" / "metrics.md").read_text()
-    assert metrics
-    assert sorted(name for name in metrics if f"`{name}`" not in documented) == []
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run hack/metrics_page.py"
+    assert metrics_page.page().count("| `lorafleet_") >= 30
 
 
 @pytest.mark.parametrize("path", tracked("requirements/*.txt"), ids=lambda path: path.name)

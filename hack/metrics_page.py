@@ -1,0 +1,61 @@
+"""Writes docs/metrics.md from the programs' own tables: `python hack/metrics_page.py [--check]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lorafleet_operator import metrics as operator
+from lorafleet_sidecar import metrics as sidecar
+from prometheus_client import Counter, Gauge, Histogram
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+
+_TEXT = """# Metrics
+
+Written by `python hack/metrics_page.py` from the tables in the code; do not edit.
+
+## Sidecar and engine
+
+One endpoint per engine pod: `LORAFLEET_METRICS_LISTEN` of the sidecar, path `/metrics`. `rank` is
+vLLM's worker rank. Adapter names are never labels here.
+
+{sidecar}
+## Operator
+
+`LORAFLEET_LISTEN` of the operator, path `/metrics`.
+
+{operator}"""
+
+
+def page() -> str:
+    """The whole page."""
+    return _TEXT.format(sidecar=sidecar.as_markdown(), operator=_operator_table())
+
+
+def _operator_table() -> str:
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in vars(operator).values():
+        if isinstance(metric, Counter | Gauge | Histogram):
+            (family,) = metric.describe()
+            name = family.name + ("_total" if isinstance(metric, Counter) else "")
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the page, or with --check say whether it is current."""
+    if sys.argv[1:] == ["--check"]:
+        if PAGE.read_text() == page():
+            return 0
+        print(
+            "docs/metrics.md is stale: run .venv/bin/python hack/metrics_page.py", file=sys.stderr
+        )
+        return 1
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
