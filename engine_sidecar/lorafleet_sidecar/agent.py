@@ -160,7 +160,7 @@ class Agent:
                 self._refuse_quarantined(target.digest)
             await self.steps(self.observed).bring_up(served_name)
         except EngineRejected as error:
-            self.desired.settle_load()
+            self.desired.settle_load(self.desired.loading)
             self._give_up_coming(served_name)
             raise EngineRejected(f"adapter {name.adapter}: {error}") from error
 
@@ -233,8 +233,9 @@ class Agent:
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
             async with self.turn:
-                if served_name not in self.desired.names:
-                    return
+                name = self.desired.names.get(served_name)
+                if name is None or not name.removing:
+                    return  # finished by the restore loop, or taken back by a new load
                 done = await self.finish_removal(served_name)
                 await self.look()
 
@@ -259,7 +260,7 @@ class Agent:
         if observed.instance != desired.loading_instance:
             log.warning("the engine died while it loaded %s", desired.loading)
             self.counters.engine_deaths += 1
-            desired.settle_load(died=True)
+            desired.settle_load(desired.loading, died=True)
 
     def _check(self, wish: LoadWish) -> None:
         check_served_name(wish.served_name, self.observed.base_models)

@@ -130,12 +130,13 @@ class Desired:
         self.loading, self.loading_instance = digest, instance
         self.store()
 
-    def settle_load(self, *, died: bool = False, proved: bool = False) -> None:
+    def settle_load(self, digest: str, *, died: bool = False, proved: bool = False) -> None:
         """Close the noted load: the engine died in it, or served the revision (all is forgiven).
 
-        With neither, the engine refused it: that says nothing about earlier deaths.
+        With neither, the engine refused it: that says nothing about earlier deaths. No-op if
+        another load is noted.
         """
-        if not self.loading:
+        if self.loading != digest:
             return
         if died:
             self.deaths[self.loading] = self.deaths.get(self.loading, 0) + 1

@@ -100,7 +100,7 @@ class LiveEngine:
             await self._control.pin(lora_int_id, pinned=name.pinned)
         if publish:
             await self._publish(name, target, lora_int_id, state)
-        self._desired.settle_load(proved=True)
+        self._desired.settle_load(target.digest, proved=True)
 
     async def _publish(
         self, name: ServedName, target: Target, lora_int_id: int, state: EngineState

@@ -17,6 +17,8 @@ from lorafleet_sidecar.desired import ServedName, Target
 from lorafleet_sidecar.observed import Health
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from lorafleet_sidecar.agent import Agent
     from lorafleet_sidecar.observed import EngineState, ObservedEngine
 
@@ -34,21 +36,36 @@ class Restorer:
         self._not_before: dict[str, tuple[float, float]] = {}  # name -> (time, pause)
 
     async def run(self) -> None:
-        """Look and repair for ever; ends only by cancellation."""
-        while True:
-            try:
-                await self.once()
-            except LorafleetError as error:
-                log.warning("restore: %s", error)
-            except Exception:
-                # The loop is what heals everything else: it must outlive its own faults.
-                log.exception("restore failed unexpectedly")
-            await asyncio.sleep(self._refresh_seconds)
+        """Look and repair for ever; ends only by cancellation.
+
+        Two loops, so that watchers go on seeing the engine while a repair waits for its turn.
+        """
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._forever(self._look), name="look")
+            loops.create_task(self._forever(self._repair), name="repair")
 
     async def once(self) -> None:
         """One look, and whatever it shows to be missing."""
+        await self._look()
+        await self._repair()
+
+    async def _forever(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except LorafleetError as error:
+                log.warning("restore: %s", error)
+            except Exception:
+                # These loops are what heals everything else: they must outlive their own faults.
+                log.exception("restore failed unexpectedly")
+            await asyncio.sleep(self._refresh_seconds)
+
+    async def _look(self) -> None:
+        await self._agent.look()
+
+    async def _repair(self) -> None:
         agent = self._agent
-        observed = await agent.look()
+        observed = agent.observed
         if not observed.usable or observed.state is None:
             return
         if not self._differs(observed):

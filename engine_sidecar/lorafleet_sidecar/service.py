@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SidecarService"].full_name
 # A burst of changes becomes one message: watchers hear at most this often.
 _WATCH_PAUSE_SECONDS = 0.05
+_LOOK_SECONDS = 2.0
 
 if TYPE_CHECKING:
     _Context = grpc.aio.ServicerContext[Any, Any]
@@ -86,8 +88,10 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
     async def ListAdapters(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: _Context
     ) -> pb.ListAdaptersResponse:
-        """Return the inventory after a fresh look at the engine."""
-        await self._agent.look()
+        """Return the inventory after a fresh look, or the last one while the engine is busy."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._agent.look()
         return pb.ListAdaptersResponse(inventory=self._agent.board.current)
 
     @_answers_errors

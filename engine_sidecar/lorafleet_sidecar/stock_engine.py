@@ -71,7 +71,7 @@ class StockEngine:
         crash_at("switch.probed")
         if target == name.coming:
             self._desired.update(served_name, current=target, coming=None, publish_coming=False)
-        self._desired.settle_load(proved=True)
+        self._desired.settle_load(target.digest, proved=True)
 
     async def hide(self, served_name: str) -> None:
         """Take the name away from clients; running requests go on."""

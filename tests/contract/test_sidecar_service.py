@@ -189,6 +189,19 @@ async def test_an_unload_that_waits_in_vain_says_what_still_runs_and_ends_later(
     assert not rig.sidecar.agent.desired.names
 
 
+async def test_a_load_during_the_drain_of_an_unload_takes_the_name_back(rig: Rig) -> None:
+    one, two = rig.put(1), rig.put(2)
+    await rig.load(one)
+    await rig.held_request("team-a/sql")
+    unloading = asyncio.create_task(rig.unload(drop_staged=True))
+    await until(lambda: "team-a/sql" not in rig.engine.served)
+    assert (await rig.load(two, drain_timeout_seconds=1)).published
+    await unloading
+    rig.engine.release()
+    await until(lambda: [each.digest for each in rig.engine.revisions.values()] == [two])
+    assert await rig.answer("team-a/sql") == two[7:19]
+
+
 async def test_unloading_keeps_staged_content_that_another_name_uses(rig: Rig) -> None:
     digest = rig.put(1)
     await rig.load(digest)

@@ -58,7 +58,7 @@ def test_every_change_is_durable_before_it_returns() -> None:
     table.put(ServedName("n", "a", ONE))
     table.update("n", pinned=True)
     table.begin_load("sha256:1", "instance-1")
-    table.settle_load(died=True)
+    table.settle_load("sha256:1", died=True)
     table.forget("n")
     assert len(stored) == 5
     assert stored[-1] == {"names": [], "deaths": {}, "loading": ["", ""]}
@@ -68,14 +68,21 @@ def test_a_revision_is_quarantined_after_two_deaths_and_forgiven_after_one_succe
     table = Desired()
     for expected in (False, True):
         table.begin_load("sha256:1", "i")
-        table.settle_load(died=True)
+        table.settle_load("sha256:1", died=True)
         assert table.quarantined("sha256:1") is expected
     table.begin_load("sha256:1", "i")
-    table.settle_load()  # refused by the engine: proves nothing
+    table.settle_load("sha256:1")  # refused by the engine: proves nothing
     assert table.quarantined("sha256:1")
     table.begin_load("sha256:1", "i")
-    table.settle_load(proved=True)
+    table.settle_load("sha256:1", proved=True)
     assert not table.quarantined("sha256:1")
+
+
+def test_the_outcome_of_another_load_settles_nothing() -> None:
+    table = Desired(deaths={"sha256:1": 1})
+    table.begin_load("sha256:1", "i")
+    table.settle_load("sha256:2", proved=True)
+    assert (table.loading, table.deaths) == ("sha256:1", {"sha256:1": 1})
 
 
 def test_suspects_are_restored_last() -> None:

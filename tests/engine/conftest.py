@@ -1,0 +1,137 @@
+"""A real vLLM on the CPU: in this process (to read its managers) or as an API server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tiny_models
+from arena_builder import ArenaBuilder
+from engine_server import EngineServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+LIMITS = {
+    "max_loras": 2,
+    "max_cpu_loras": 3,
+    "max_lora_rank": 8,
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = os.path.dirname(__file__)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.engine)
+            # vLLM, torch and transformers warn about each other on import and at work.
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny models `dense` and `moe`."""
+    root = tmp_path_factory.mktemp("models")
+    tiny_models.make_dense(root / "dense")
+    tiny_models.make_moe(root / "moe")
+    return root
+
+
+@dataclass
+class InProcess:
+    """An engine in this process, and its only worker's LoRA managers."""
+
+    llm: Any
+    arena: ArenaBuilder
+    folder: Path
+
+    @property
+    def worker(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+    @property
+    def lora(self) -> Any:
+        """The WorkerLoRAManager."""
+        return self.worker.model_runner.lora_manager
+
+    @property
+    def manager(self) -> Any:
+        """The LoRAModelManager."""
+        return self.lora._adapter_manager
+
+    @property
+    def residency(self) -> Any:
+        return self.manager.lorafleet
+
+    def clear(self) -> None:
+        """Unload everything and count from zero."""
+        from lorafleet_vllm.stats import WorkerStats
+
+        for lora_int_id in list(self.residency.known):
+            self.lora.remove_adapter(lora_int_id)
+        self.lora.remove_all_adapters()
+        self.residency.stats = WorkerStats()
+
+
+Starter = "Callable[[str], InProcess]"
+
+
+@pytest.fixture(scope="module")
+def in_process(
+    models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], InProcess]]:
+    """Start an engine of the named model in this process; it ends with the test module."""
+    volume = tmp_path_factory.mktemp("volume")
+    arena = ArenaBuilder(volume)
+    started: list[InProcess] = []
+    environment = {
+        **ENVIRONMENT,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "LORAFLEET_VOLUME": str(volume),
+    }
+
+    def start(model: str) -> InProcess:
+        from vllm import LLM
+
+        llm = LLM(
+            model=str(models / model),
+            enable_lora=True,
+            enforce_eager=True,
+            dtype="bfloat16",
+            distributed_executor_backend="uni",
+            **LIMITS,
+        )
+        started.append(InProcess(llm, arena, tmp_path_factory.mktemp("adapters")))
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield start
+        started.clear()
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """An OpenAI server of the dense model with the plugin and a volume of its own."""
+    volume = tmp_path_factory.mktemp("served-volume")
+    engine = EngineServer(
+        models / "dense", volume, LIMITS, {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume)}
+    )
+    with engine:
+        yield engine
