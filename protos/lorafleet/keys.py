@@ -32,6 +32,7 @@ class Keys:
     base_weights: list[str] = field(default_factory=list)
     full_weights: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
 
     def pairs(self) -> list[Pair]:
         """Return the complete pairs. Raises InvalidAdapter for half a pair."""
@@ -71,25 +72,27 @@ def read_keys(header: SafetensorsHeader, adapter_name: str = "") -> Keys:
             if pair is None:
                 pair = halves[module] = [None, None]
             if pair[side] is not None:
-                raise _two_tensors(module, side)
+                keys.twice.append(_role(module, side))
             pair[side] = entry
         else:
             _other(keys, name, name[: max(at, 0)], tail, entry, adapter_name)
     if len(keys.adapters) > 1:
         names = listed([shown(name, 40) for name in sorted(keys.adapters)])
         raise InvalidAdapter(f"more than one adapter in one file ({names})")
+    if keys.twice:
+        raise InvalidAdapter(f"two tensors for {keys.twice[0]}")
     return keys
 
 
 def _put(keys: Keys, module: str, side: int, entry: TensorEntry) -> None:
     halves = keys.halves.setdefault(module, [None, None])
     if halves[side] is not None:
-        raise _two_tensors(module, side)
+        keys.twice.append(_role(module, side))
     halves[side] = entry
 
 
-def _two_tensors(module: str, side: int) -> InvalidAdapter:
-    return InvalidAdapter(f"two tensors for {shown(module)} ({'lora_B' if side else 'lora_A'})")
+def _role(module: str, side: int) -> str:
+    return f"{shown(module)} ({'lora_B' if side else 'lora_A'})"
 
 
 def _other(
