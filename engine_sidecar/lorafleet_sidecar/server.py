@@ -67,6 +67,7 @@ class Sidecar:
     async def start(self) -> Self:
         """Look at the engine once, then listen. Raises OSError when an address is taken."""
         settings = self._settings
+        self.port = self._listen()
         (settings.volume / "run").mkdir(parents=True, exist_ok=True)
         # A sidecar that restarts alone first learns what the engine reads, then takes bytes.
         await self.agent.look()
@@ -88,7 +89,6 @@ class Sidecar:
         reflection.enable_server_reflection(
             (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
-        self.port = self._listen()
         await self._server.start()
         for name in ("", SERVICE_NAME):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
