@@ -28,6 +28,8 @@ _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and the faults come one by one
 
 
 class ArenaError(LorafleetError):
@@ -46,6 +48,7 @@ class Arena:
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=access)
         self.view = memoryview(self._map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if writable else 0
 
     @classmethod
     def create_or_open(cls, volume: Path, limit: int, holes: Iterable[Extent] = ()) -> Arena:
@@ -91,6 +94,16 @@ class Arena:
     def extent_view(self, extent: Extent) -> memoryview:
         """Return the writable bytes of `extent`."""
         return self.view[extent.offset : extent.end]
+
+    def populate(self, begin: int, end: int) -> None:
+        """Map the pages of [begin, end) for writing in one call.
+
+        The pages exist; what is missing in a process that writes to them first are the entries
+        of its page table. One fault for each costs more than the copy itself: 1.2 s a GiB
+        against 0.2 s for this (measured on a virtual machine).
+        """
+        begin -= begin % mmap.PAGESIZE
+        _libc.madvise(self._address + begin, min(end, self.size) - begin, _POPULATE_WRITE)
 
     def punch(self, extent: Extent) -> None:
         """Give the pages of `extent` back to the volume; its bytes read as zeros after that."""

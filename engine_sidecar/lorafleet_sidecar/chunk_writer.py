@@ -8,15 +8,18 @@ import google_crc32c
 import numpy as np
 from lorafleet.errors import InvalidAdapter, TransferInterrupted
 
-from lorafleet_sidecar.convert import Converter
+from lorafleet_sidecar.convert import DTYPES, Converter
 from lorafleet_sidecar.crashpoint import crash_at
 
 if TYPE_CHECKING:
     from lorafleet.frames import ChunkFrame
+    from lorafleet.layout import Copy
 
     from lorafleet_sidecar.arena import Arena
     from lorafleet_sidecar.staging_dir import StagingDirectory
     from lorafleet_sidecar.staging_plan import StagingPlan
+
+_WORTH_A_CALL = 64 << 10
 
 
 class ChunkWriter:
@@ -28,6 +31,8 @@ class ChunkWriter:
         self._adapter = plan.manifest.adapter
         self._entries = {offset: index for index, (offset, _) in enumerate(plan.chunks)}
         start = directory.extent.offset + len(plan.layout.image_header)
+        self._arena = arena
+        self._start = start
         image = arena.view[start : start + plan.layout.data_bytes]
         self._converter = Converter(plan.header, image, self._adapter)
         self._gate = directory.gate()
@@ -55,13 +60,21 @@ class ChunkWriter:
                 )
             end = chunk.offset + len(chunk.data)
             try:
-                copies = self._plan.layout.copies(chunk.offset, end)
+                copies = list(self._plan.layout.copies(chunk.offset, end))
+                self._populate(copies)
                 self._converter.run(copies, chunk.data, chunk.offset)
             except InvalidAdapter as error:
                 self._directory.refuse(str(error))
                 raise
         crash_at("stage.chunk")
         return len(chunk.data)
+
+    def _populate(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            size = copy.elements * DTYPES[copy.dst_dtype].itemsize
+            if copy.rows == 1 and copy.dst_step == 1 and size >= _WORTH_A_CALL:
+                begin = self._start + copy.dst_offset
+                self._arena.populate(begin, begin + size)
 
     def _index_of(self, chunk: ChunkFrame) -> int:
         index = self._entries.get(chunk.offset)

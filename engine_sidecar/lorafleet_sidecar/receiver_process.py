@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from lorafleet.buffers import reuse_large_buffers
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.arena import Arena
@@ -31,6 +32,7 @@ def main() -> None:
     """Serve until killed."""
     orders = json.loads(sys.argv[1])
     _die_with_parent(orders["parent"])
+    reuse_large_buffers()
     asyncio.run(_serve(orders))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from lorafleet.buffers import reuse_large_buffers
 from lorafleet.errors import LorafleetError, TransferInterrupted
 from lorafleet.frames import (
     ChunkFrame,
@@ -130,6 +131,7 @@ async def add_transfer_service(
     handlers for a method gRPC takes the one registered last. Pass `MESSAGE_OPTIONS` to the
     server. Call `close` of the result after the server has stopped.
     """
+    reuse_large_buffers()
     service = TransferService(store, profile_source, settings or TransferSettings())
     handlers = {
         "StageAdapter": grpc.stream_stream_rpc_method_handler(
