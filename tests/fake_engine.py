@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -21,6 +20,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fake_http import Answer, Body, Refused, serve_requests
 
 BASE = "tiny/qwen3-dense"
 
@@ -56,14 +57,6 @@ class Revision:
     path: str
     in_flight: int = 0
     pinned: bool = False
-
-
-class Refused(Exception):
-    """An answer that is not 200."""
-
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
-        super().__init__(body)
-        self.status, self.body = status, body
 
 
 class FakeEngine:
@@ -121,7 +114,7 @@ class FakeEngine:
         self._release.set()
         self._release = asyncio.Event()
 
-    # HTTP/1.1, as much as httpx needs.
+    # Connections.
 
     async def _serve_http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._serve(reader, writer, self._http)
@@ -132,43 +125,27 @@ class FakeEngine:
         await self._serve(reader, writer, self._control)
 
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Any
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Answer
     ) -> None:
+        async def answer(method: str, path: str, body: Body, headers: dict[str, str]) -> Any:
+            if self.behaviour.die_at == ("before", path):
+                await self._die()
+            content = await handler(method, path, body, headers)
+            if self.behaviour.die_at == ("after", path):
+                await self._die()
+            return content
+
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         try:
-            while self.alive:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                method, path, _ = head.split("\r\n")[0].split(" ")
-                headers = {
-                    key.lower(): value
-                    for key, _, value in (line.partition(": ") for line in head.split("\r\n")[1:])
-                }
-                raw = await reader.readexactly(int(headers.get("content-length", "0")))
-                body = json.loads(raw) if raw else {}
-                if self.behaviour.die_at == ("before", path):
-                    await self.kill()
-                    return
-                try:
-                    status, content = 200, await answer(method, path, body, headers)
-                    if self.behaviour.die_at == ("after", path):
-                        await self.kill()
-                except Refused as error:
-                    status, content = error.status, error.body
-                if not self.alive:
-                    return
-                text = content if isinstance(content, str) else json.dumps(content)
-                data = text.encode()
-                writer.write(
-                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-                )
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the client went away, or this engine was killed
+            await serve_requests(reader, writer, answer)
         finally:
             self._connections.discard(task)
-            writer.close()
+
+    async def _die(self) -> None:
+        await self.kill()
+        raise asyncio.CancelledError
 
     # The plugin's control socket.
 
@@ -237,8 +214,7 @@ class FakeEngine:
         self.loads.append((served_name, digest))
         await asyncio.sleep(self.behaviour.load_seconds)
         if digest in self.behaviour.deadly:
-            await self.kill()
-            raise asyncio.CancelledError
+            await self._die()
         if digest in self.behaviour.refuse:
             raise Refused(500, {"error": self.behaviour.refuse[digest]})
 

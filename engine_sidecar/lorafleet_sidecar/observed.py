@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +139,12 @@ class EngineState:
 
     def find(self, served_name: str, digest: str, loader: str) -> EngineRevision | None:
         """Return the loaded revision of that name, content and loader, if there is one."""
-        for each in self.revisions.values():
-            if (each.served_name, each.digest, each.loader) == (served_name, digest, loader):
-                return each
-        return None
+        return self._by_content.get((served_name, digest, loader))
+
+    @cached_property
+    def _by_content(self) -> dict[tuple[str, str, str], EngineRevision]:
+        """Every name is looked up at every look: thousands of them must not mean millions."""
+        return {(r.served_name, r.digest, r.loader): r for r in self.revisions.values()}
 
     def tier(self, lora_int_id: int) -> pb.Tier:
         """Return the best tier that every worker has the id in; STAGED when one lacks it.
