@@ -1,0 +1,235 @@
+"""The whole chain with nothing faked: API server, operator, S3, sidecar and vLLM on the CPU."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import tiny_models
+from kubernetes import config, utils
+from localcluster import LocalCluster
+from operator_chain import BASE, CASES, eventually
+from real_chain import RealChain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
+CRDS = Path(__file__).parents[2] / "crds"
+ENGINE = "engine-0"
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[RealChain]:
+    """One engine for the whole module; tests delete what they apply."""
+    with tempfile.TemporaryDirectory(prefix="lorafleet-real-") as directory:
+        root = Path(directory)
+        model = tiny_models.make_dense(root / "model")
+        with LocalCluster(root / "cluster", quiet=True) as cluster:
+            api = config.new_client_from_config(str(cluster.kubeconfig))
+            for path in sorted(CRDS.glob("*.yaml")):
+                utils.create_from_yaml(api, str(path))
+            chain = RealChain(
+                cluster.kubeconfig, root / "chain", f"team-{secrets.token_hex(3)}", model
+            )
+            try:
+                chain.start_vllm(ENGINE, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+                chain.start_operator()
+                chain.pool()
+                eventually(
+                    lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True",
+                    60,
+                    "the pool has no ready engine",
+                )
+                yield chain
+            finally:
+                chain.stop()
+
+
+def _name(fleet: RealChain, adapter: str) -> str:
+    return f"{fleet.namespace}/{adapter}"
+
+
+@pytest.mark.parametrize("loader", ["direct", "device"])
+def test_tokens_equal_stock_vllm_before_and_after_ten_rebuilds(
+    fleet: RealChain, loader: str
+) -> None:
+    files = fleet.make(f"same-{loader}", seed=11, alpha=32)
+    wanted = fleet.stock_tokens(ENGINE, files)
+    base = fleet.tokens(ENGINE, BASE)
+    assert wanted != base
+    others = [fleet.make(f"other-{i}", seed=20 + i) for i in range(3)]
+    name = f"same-{loader}"
+    fleet.s3_adapter(name, files, loader=loader)
+    for i, other in enumerate(others):
+        fleet.s3_adapter(f"other-{i}", other)
+    for adapter in (name, "other-0", "other-1", "other-2"):
+        fleet.wait_ready(adapter)
+    rebuilds = fleet.metric(ENGINE, "lorafleet_engine_rebuilds_total")
+    for _ in range(10):
+        # three others fill max_cpu_loras and push it out
+        fleet.many(ENGINE, [_name(fleet, f"other-{i}") for i in range(3)], at_once=1)
+        assert fleet.tokens(ENGINE, _name(fleet, name)) == wanted
+    eventually(
+        lambda: fleet.metric(ENGINE, "lorafleet_engine_rebuilds_total") - rebuilds >= 10,
+        what="ten evictions gave ten rebuilds",
+    )
+    for adapter in (name, "other-0", "other-1", "other-2"):
+        fleet.wait_gone(adapter)
+
+
+def test_each_of_five_adapters_answers_for_itself_in_two_slots(fleet: RealChain) -> None:
+    names = [f"tenant-{letter}" for letter in "abcde"]
+    files = {name: fleet.make(name, seed=40 + i) for i, name in enumerate(names)}
+    wanted = {name: fleet.stock_tokens(ENGINE, path) for name, path in files.items()}
+    assert len({*wanted.values(), fleet.tokens(ENGINE, BASE)}) == 6
+    for name in names:
+        fleet.s3_adapter(name, files[name])
+    for name in names:
+        fleet.wait_ready(name)
+    reads = fleet.s3.reads()
+    received = fleet.metric(ENGINE, "lorafleet_sidecar_received_bytes_total")
+    counters = ("loads", "evictions", "rebuilds")
+    before = {c: fleet.metric(ENGINE, f"lorafleet_engine_{c}_total") for c in counters}
+
+    order = [names[i % 5] for i in range(200)]
+    answers = fleet.many(ENGINE, [_name(fleet, name) for name in order])
+
+    assert answers == [wanted[name] for name in order]
+    assert fleet.s3.reads() == reads, "the source was touched after staging"
+    assert fleet.metric(ENGINE, "lorafleet_sidecar_received_bytes_total") == received
+    eventually(
+        lambda: fleet.metric(ENGINE, "lorafleet_engine_rebuilds_total") > before["rebuilds"],
+        what="rebuilds are counted",
+    )
+    after = {c: fleet.metric(ENGINE, f"lorafleet_engine_{c}_total") for c in counters}
+    grown = {c: after[c] - before[c] for c in counters}
+    # Five share three places: an adapter comes back only where another was pushed out.
+    assert grown["rebuilds"] > 0
+    assert abs(grown["evictions"] - grown["rebuilds"]) <= 3
+    for name in names:
+        fleet.wait_gone(name)
+    eventually(lambda: fleet.served(ENGINE) == set(), what="all names are gone")
+    gone = fleet.complete(ENGINE, _name(fleet, names[0]))
+    assert gone.status_code == 404
+
+
+def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_nothing(
+    fleet: RealChain,
+) -> None:
+    first, second = fleet.make("v1", seed=61), fleet.make("v2", seed=62)
+    long = 900
+    wanted_first = fleet.stock_tokens(ENGINE, first, long)
+    wanted_second = fleet.stock_tokens(ENGINE, second, long)
+    assert wanted_first != wanted_second
+    fleet.s3_adapter("moving", first)
+    fleet.patch("moving", {"source": {"pollIntervalSeconds": 1}})
+    status = fleet.wait_ready("moving")
+    model = _name(fleet, "moving")
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(fleet.tokens, ENGINE, model, max_tokens=long) for _ in range(8)]
+        eventually(
+            lambda: fleet.metric(ENGINE, "lorafleet_engine_requests_in_flight") == 8,
+            what="eight requests run",
+        )
+        fleet.s3.upload(second, "moving")
+        eventually(
+            lambda: (
+                fleet.status("moving").get("digest") not in ("", status["digest"])
+                and fleet.condition("moving", "Ready") == ("True", "Ready")
+            ),
+            60,
+            "the second revision is Ready",
+        )
+        assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
+        assert [future.result() for future in running] == [wanted_first] * 8
+    assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
+    second_status = fleet.status("moving")
+
+    shutil.copytree(CASES / "d57-other-base-wider", fleet.files / "bad")
+    fleet.s3.upload(fleet.files / "bad", "moving")
+    eventually(
+        lambda: fleet.condition("moving", "SourceResolved")[0] == "False",
+        what="the third revision is refused",
+    )
+    assert "expected [" in fleet.full_condition("moving", "SourceResolved")["message"]
+    assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
+    engines = fleet.status("moving")["engines"]
+    assert [e["digest"] for e in engines if e["published"]] == [second_status["digest"]]
+    fleet.wait_gone("moving")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("d46-truncated-download", "adapter_model.safetensors is incomplete"),
+        ("d10-rank-over-max", "LoRA rank 16 is greater than max_lora_rank 8"),
+        ("d57-other-base-wider", "expected ["),
+        ("d27-vision-tower-keys", "model.visual.blocks.0.attn.qkv"),
+        ("d51-config-missing", "adapter_config.json not found"),
+        ("d48-no-tensors", "no LoRA tensors"),
+        ("d59-other-base-same-shapes", "adapter was trained for other-org/some-other-7b"),
+    ],
+)
+def test_a_bad_adapter_gets_one_line_and_the_engine_is_not_asked(
+    fleet: RealChain, case: str, words: str
+) -> None:
+    loads = fleet.metric(ENGINE, "lorafleet_engine_loads_total")
+    requests = fleet.metric(ENGINE, "lorafleet_sidecar_engine_requests_total", operation="load")
+    fleet.adapter("bad", case)
+    eventually(
+        lambda: (
+            fleet.condition("bad", "Ready")[0] == "False"
+            and words in fleet.full_condition("bad", "Ready").get("message", "")
+        ),
+        what=f"{words!r} in {fleet.full_condition('bad', 'Ready')}",
+    )
+    message = fleet.full_condition("bad", "Ready")["message"]
+    assert "\n" not in message
+    assert fleet.metric(ENGINE, "lorafleet_engine_loads_total") == loads
+    assert (
+        fleet.metric(ENGINE, "lorafleet_sidecar_engine_requests_total", operation="load")
+        == requests
+    )
+    fleet.wait_gone("bad")
+
+
+def test_what_a_killed_engine_lost_comes_back_from_the_arena(fleet: RealChain) -> None:
+    files = fleet.make("lasting", seed=81)
+    wanted = fleet.stock_tokens(ENGINE, files)
+    fleet.s3_adapter("lasting", files)
+    fleet.wait_ready("lasting")
+    reads = fleet.s3.reads()
+    received = fleet.metric(ENGINE, "lorafleet_sidecar_received_bytes_total")
+
+    fleet.engines[ENGINE].process.signal(signal.SIGKILL)
+    eventually(
+        lambda: fleet.condition("lasting", "Ready")[0] != "True", 30, "Ready follows the engine"
+    )
+    fleet.restart_vllm(ENGINE)
+    fleet.wait_ready("lasting", 60)
+    assert fleet.tokens(ENGINE, _name(fleet, "lasting")) == wanted
+
+    fleet.sidecars[ENGINE].process.kill()
+    assert fleet.tokens(ENGINE, _name(fleet, "lasting")) == wanted  # serving needs no sidecar
+    fleet.start_sidecar(ENGINE)
+    fleet.wait_ready("lasting")
+    assert fleet.tokens(ENGINE, _name(fleet, "lasting")) == wanted
+
+    assert fleet.operator is not None
+    fleet.operator.process.kill()
+    loads = fleet.metric(ENGINE, "lorafleet_engine_loads_total")
+    fleet.start_operator()
+    fleet.wait_ready("lasting")
+    assert fleet.tokens(ENGINE, _name(fleet, "lasting")) == wanted
+    assert fleet.metric(ENGINE, "lorafleet_engine_loads_total") == loads
+    assert received >= 0
+    assert fleet.metric(ENGINE, "lorafleet_sidecar_received_bytes_total") == 0  # since its restart
+    assert fleet.s3.reads() - reads <= 8  # looks at headers; never the tensors again
+    fleet.wait_gone("lasting")

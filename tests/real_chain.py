@@ -1,0 +1,179 @@
+"""A chain whose engine is a real vLLM on the CPU with the tiny dense model, fed from a real S3."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import tiny_models
+from localstack import EngineSpec, S3Server
+from operator_chain import BASE, Chain, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+PROMPT = "t5 t17 t200 t3 t41 t77"
+
+
+class RealChain(Chain):
+    """One namespace, one S3 server and real engines; adapters come from S3 with a Secret."""
+
+    def __init__(self, kubeconfig: Path, directory: Path, namespace: str, model: Path) -> None:
+        super().__init__(kubeconfig, directory, namespace)
+        self.model = model
+        self.files = directory / "adapters"
+        self.s3: S3Server = self.stack.start_s3()
+        self._secret()
+
+    def start_vllm(
+        self,
+        name: str,
+        index: int = 0,
+        *arguments: str,
+        sidecar: dict[str, str] | None = None,
+        **env: str,
+    ) -> None:
+        """Start vLLM (2 GPU slots, max_cpu_loras 3), its sidecar and its pod; wait for all."""
+        spec = EngineSpec(
+            name, self.model, BASE, max_loras=2, max_cpu_loras=3, arguments=arguments, env=env
+        )
+        engine = self.stack.start_engine(spec, index)
+        self.engines[name] = engine
+        self.uids[name] = self.pods.create(name, engine.address, {"app": "vllm"})
+        self.start_sidecar(name, **(sidecar or {}))
+        engine.wait()
+
+    def start_sidecar(self, name: str, **settings: str) -> None:
+        self.sidecars[name] = self.stack.start_sidecar(
+            self.engines[name],
+            self.uids[name],
+            arena_bytes=64 << 20,
+            LORAFLEET_REFRESH_SECONDS="0.2",
+            **settings,
+        )
+        self.sidecars[name].wait()
+
+    def restart_vllm(self, name: str, index: int = 0) -> None:
+        """Start the engine's process again in the same pod, as a kubelet would."""
+        spec = self.engines[name].spec
+        address, port = self.engines[name].url.removeprefix("http://").split(":")
+        arguments = (*spec.arguments, "--port", port)  # the last --port counts
+        again = EngineSpec(
+            name, spec.model, BASE, max_loras=2, max_cpu_loras=3, arguments=arguments, env=spec.env
+        )
+        self.engines[name] = self.stack.start_engine(again, index)
+        self.engines[name] = replace(self.engines[name], url=f"http://{address}:{port}")
+        self.pods.restarted(name)
+        self.engines[name].wait()
+
+    # Sources
+
+    def _secret(self) -> None:
+        data = {"accessKeyID": self.s3.access_key, "secretAccessKey": self.s3.secret_key}
+        body = {"metadata": {"name": "s3"}, "stringData": data}
+        self.core.create_namespaced_secret(self.namespace, body)
+
+    def make(self, name: str, seed: int, **options: Any) -> Path:
+        """Write a random adapter of all linear modules, strong enough to change the tokens."""
+        return tiny_models.make_adapter(
+            self.files / name,
+            tiny_models.dense_modules(),
+            seed=seed,
+            base_model_name_or_path=BASE,
+            **options,
+        )
+
+    def s3_adapter(self, name: str, files: Path | None, **spec: Any) -> None:
+        """Upload `files` and apply an adapter that reads them from S3."""
+        if files is not None:
+            self.s3.upload(files, name)
+        source = {
+            "s3": {
+                "bucket": self.s3.bucket,
+                "prefix": name,
+                "region": "us-east-1",
+                "endpoint": self.s3.endpoint,
+                "pathStyle": True,
+            },
+            "credentialsSecretRef": {"name": "s3"},
+            "pollIntervalSeconds": 0,
+        }
+        full = {
+            "baseModel": BASE,
+            "poolRef": {"name": "pool"},
+            "source": source,
+            "drainTimeoutSeconds": 30,
+            **spec,
+        }
+        self._create("loraadapters", "LoRAAdapter", name, full)
+
+    def patch(self, name: str, spec: dict[str, Any]) -> None:
+        self.custom.patch_namespaced_custom_object(
+            "lorafleet.dev", "v1alpha1", self.namespace, "loraadapters", name, {"spec": spec}
+        )
+
+    def wait_ready(self, name: str, seconds: float = 60) -> dict[str, Any]:
+        try:
+            eventually(lambda: self.condition(name, "Ready") == ("True", "Ready"), seconds)
+        except AssertionError:
+            pytest.fail(f"{name} is not Ready: {json.dumps(self.status(name))}")
+        return self.status(name)
+
+    def wait_gone(self, name: str) -> None:
+        self.delete("loraadapters", name)
+        eventually(lambda: not self.exists(name), 60, f"{name} stays after its deletion")
+
+    # Requests
+
+    def complete(
+        self, engine: str, model: str, prompt: str = PROMPT, max_tokens: int = 16
+    ) -> httpx.Response:
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        return httpx.post(
+            f"{self.engines[engine].url}/v1/completions",
+            json={**body, "ignore_eos": True},
+            timeout=120,
+        )
+
+    def tokens(self, engine: str, model: str, prompt: str = PROMPT, max_tokens: int = 16) -> str:
+        """Return the greedy answer of `model`; fails unless it is a 200."""
+        response = self.complete(engine, model, prompt, max_tokens)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    def many(self, engine: str, models: Iterable[str], at_once: int = 8) -> list[str]:
+        """Return the answers of one request per entry of `models`, `at_once` in flight."""
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda model: self.tokens(engine, model), models))
+
+    def stock_tokens(self, engine: str, files: Path, max_tokens: int = 16) -> str:
+        """Return what vLLM answers with the adapter loaded by its own path from disk."""
+        name = f"stock-{files.name}"
+        url = self.engines[engine].url
+        loaded = httpx.post(
+            f"{url}/v1/load_lora_adapter",
+            json={"lora_name": name, "lora_path": str(files)},
+            timeout=60,
+        )
+        assert loaded.status_code == 200, loaded.text
+        try:
+            return self.tokens(engine, name, max_tokens=max_tokens)
+        finally:
+            httpx.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60)
+
+    def metric(self, engine: str, name: str, **labels: str) -> float:
+        """Return the sum of a sidecar metric's samples that carry `labels`."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = httpx.get(self.sidecars[engine].metrics_url, timeout=10).text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
