@@ -181,6 +181,7 @@ class Agent:
         if name.drop_staged:
             self._drop_staged(name)
         self.desired.forget(served_name)
+        self.desired.forgive(t.digest for t in (name.current, name.coming) if t is not None)
         self.hold()
         return True
 
@@ -269,8 +270,7 @@ class Agent:
         owner = self.desired.names.get(wish.served_name)
         if owner is not None and owner.adapter not in ("", wish.adapter):
             raise NameTaken(f"served name {wish.served_name} is taken by {owner.adapter}")
-        state = self.observed.state
-        if owner is None and state is not None and wish.served_name in state.served:
+        if owner is None and self._served_by_strangers(wish.served_name):
             raise NameTaken(
                 f"served name {wish.served_name} is taken by an adapter that was loaded into the "
                 "engine by someone else"
@@ -281,6 +281,13 @@ class Agent:
             self._refuse_quarantined(wish.digest)
         except EngineRejected as error:
             raise EngineRejected(f"adapter {wish.adapter}: {error}") from None
+
+    def _served_by_strangers(self, served_name: str) -> bool:
+        state = self.observed.state
+        if state is None or served_name not in state.served:
+            return False
+        revision = state.revisions.get(state.served[served_name])
+        return revision is None or not revision.digest
 
     def _refuse_quarantined(self, digest: str) -> None:
         if self.desired.quarantined(digest):
@@ -314,8 +321,10 @@ class Agent:
         self.hold()
         ours = {target.digest for target in (name.current, name.coming) if target is not None}
         ours |= {each.digest for each in self.store.revisions() if each.adapter == name.adapter}
-        for digest in ours - self.desired.digests():
+        ours -= self.desired.digests()
+        for digest in ours:
             self.store.drop(digest)  # keeps what the engine still reads
+        self.desired.forgive(ours)
 
     def _loaded(self, wish: LoadWish) -> pb.LoadedAdapter:
         for each in self.board.current.loaded:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 # A revision during whose load the engine died this often is not tried again.
 QUARANTINE_AFTER = 2
@@ -101,14 +101,16 @@ class Desired:
         self.store()
 
     def forget(self, served_name: str) -> None:
-        """Remove one served name and the deaths of its revisions, durable on return."""
-        gone = self.names.pop(served_name, None)
-        if gone is not None:
-            for each in {gone.current, gone.coming} - {None}:
-                assert each is not None
-                if each.digest not in self.digests():
-                    self.deaths.pop(each.digest, None)
+        """Remove one served name, durable on return; deaths stay with their digests."""
+        self.names.pop(served_name, None)
         self.store()
+
+    def forgive(self, digests: Iterable[str]) -> None:
+        """Forget the deaths of revisions that their adapter gave up, durable on return."""
+        guilty = (set(digests) & self.deaths.keys()) - self.digests()
+        if guilty:
+            self.deaths = {key: n for key, n in self.deaths.items() if key not in guilty}
+            self.store()
 
     def update(self, served_name: str, **changes: Any) -> ServedName:
         """Change fields of one served name, durable on return."""

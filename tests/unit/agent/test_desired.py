@@ -61,7 +61,7 @@ def test_every_change_is_durable_before_it_returns() -> None:
     table.settle_load("sha256:1", died=True)
     table.forget("n")
     assert len(stored) == 5
-    assert stored[-1] == {"names": [], "deaths": {}, "loading": ["", ""]}
+    assert stored[-1] == {"names": [], "deaths": {"sha256:1": 1}, "loading": ["", ""]}
 
 
 def test_a_revision_is_quarantined_after_two_deaths_and_forgiven_after_one_success() -> None:
@@ -92,11 +92,14 @@ def test_suspects_are_restored_last() -> None:
     assert table.in_restore_order() == ["good", "bad"]
 
 
-def test_a_death_is_remembered_while_another_name_uses_the_revision() -> None:
+def test_deaths_stay_with_the_digest_until_nobody_wants_it() -> None:
     table = Desired(deaths={"sha256:1": 2})
     table.put(ServedName("one", "a", ONE))
     table.put(ServedName("two", "b", ONE))
     table.forget("one")
+    table.forgive(["sha256:1"])
     assert table.quarantined("sha256:1")
     table.forget("two")
+    assert table.quarantined("sha256:1")
+    table.forgive(["sha256:1"])
     assert not table.quarantined("sha256:1")
