@@ -116,8 +116,11 @@ class Arena:
         _allocate(self._descriptor, extent, self.path)
 
     def close(self) -> None:
-        """Let the file go; the mapping ends with the last view of it."""
+        """Let the file go; the mapping ends with the last view of it. May be called again."""
+        if self._descriptor < 0:
+            return
         os.close(self._descriptor)
+        self._descriptor = -1
         try:
             self.view.release()
             self._map.close()

@@ -23,7 +23,8 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.arena import Arena
 from lorafleet_sidecar.stripe import Stripes
-from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE, server_credentials
+from lorafleet_sidecar.tls import mutual_tls
+from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +60,7 @@ async def _serve(orders: dict[str, Any]) -> None:
     )
     address = f"{orders['host']}:{orders['port']}"
     if orders["tls_dir"]:
-        port = server.add_secure_port(address, server_credentials(Path(orders["tls_dir"])))
+        port = server.add_secure_port(address, mutual_tls(Path(orders["tls_dir"])))
     else:
         port = server.add_insecure_port(address)
     await server.start()

@@ -12,7 +12,7 @@ import json
 import secrets
 import shutil
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lorafleet.errors import StagingFull, TooLarge
 
@@ -24,8 +24,10 @@ from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.paths import REVISIONS, STAGING, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class RevisionStore:
             self._room.take(extent)
         self._holds: set[str] | None = None  # None: not told yet, all are held
         self._plain_lock = asyncio.Lock()
+        self._plain_work: set[asyncio.Future[Any]] = set()
 
     @classmethod
     def open(cls, volume: Path, limit_bytes: int) -> Self:
@@ -170,7 +173,7 @@ class RevisionStore:
         """Free a revision. False if it is not there, or held, or exported as plain files."""
         if digest not in self._state.revisions or self._is_held(digest):
             return False
-        self._room.free(self._state.revisions.pop(digest).extent)
+        self._evict([digest])
         self._save()
         self._remove_files(digest)
         self.changes.notify()
@@ -197,8 +200,7 @@ class RevisionStore:
         except BaseException:
             shutil.rmtree(self.volume / STAGING / entry.staging_id, ignore_errors=True)
             raise
-        for digest in victims:
-            self._room.free(self._state.revisions.pop(digest).extent)
+        self._evict(victims)
         self._room.take(extent)
         self._state.stagings[entry.staging_id] = entry
         self._save()
@@ -245,46 +247,15 @@ class RevisionStore:
 
         The space comes out of the arena's budget. Raises KeyError, StagingFull.
         """
-        async with self._plain_lock:
-            revision = self._state.revisions[digest]
-            if digest in self._state.plain:
-                return plain.directory(self.volume, digest)
-            extent, victims = self._make_room(plain.size_of(revision), keep=digest)
-            for victim in victims:
-                self._room.free(self._state.revisions.pop(victim).extent)
-            self._room.take(extent)
-            self._state.plain[digest] = index.PlainEntry(digest, extent)
-            self._save()
-            for victim in victims:
-                self._remove_files(victim)
-            self.changes.notify()
-            try:
-                return await asyncio.shield(
-                    asyncio.to_thread(plain.write, self.volume, self.arena, revision, extent)
-                )
-            except Exception:
-                await self._take_back(digest)
-                raise
+        return await self._to_the_end(self._export(digest))
 
     async def release_plain(self, digest: str) -> None:
         """Remove `plain/<hex>` and give its space back to the arena; no-op when absent."""
-        async with self._plain_lock:
-            if digest in self._state.plain:
-                await self._take_back(digest)
+        await self._to_the_end(self._release(digest))
 
     def plain_exports(self) -> list[str]:
         """Return the digests that have plain files."""
         return list(self._state.plain)
-
-    async def _take_back(self, digest: str) -> None:
-        extent = self._state.plain[digest].extent
-        await asyncio.shield(
-            asyncio.to_thread(plain.remove, self.volume, self.arena, digest, extent)
-        )
-        del self._state.plain[digest]
-        self._room.free(extent)
-        self._save()
-        self.changes.notify()
 
     # The agent's own table.
 
@@ -300,6 +271,51 @@ class RevisionStore:
         self.changes.notify()
 
     # Inside.
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which goes on when the caller is cancelled: its threads do too."""
+        task = asyncio.ensure_future(work)
+        self._plain_work.add(task)
+        task.add_done_callback(self._plain_work.discard)
+        return await asyncio.shield(task)
+
+    async def _export(self, digest: str) -> Path:
+        async with self._plain_lock:
+            revision = self._state.revisions[digest]
+            if digest in self._state.plain:
+                return plain.directory(self.volume, digest)
+            extent, victims = self._make_room(plain.size_of(revision), keep=digest)
+            self._evict(victims)
+            self._room.take(extent)
+            self._state.plain[digest] = index.PlainEntry(digest, extent)
+            self._save()
+            for victim in victims:
+                self._remove_files(victim)
+            self.changes.notify()
+            try:
+                return await asyncio.to_thread(
+                    plain.write, self.volume, self.arena, revision, extent
+                )
+            except BaseException:
+                await self._take_back(digest)
+                raise
+
+    async def _release(self, digest: str) -> None:
+        async with self._plain_lock:
+            if digest in self._state.plain:
+                await self._take_back(digest)
+
+    async def _take_back(self, digest: str) -> None:
+        extent = self._state.plain[digest].extent
+        await asyncio.to_thread(plain.remove, self.volume, self.arena, digest, extent)
+        del self._state.plain[digest]
+        self._room.free(extent)
+        self._save()
+        self.changes.notify()
+
+    def _evict(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._room.free(self._state.revisions.pop(digest).extent)
 
     def _make_room(self, size: int, keep: str = "") -> tuple[Extent, list[str]]:
         """Return where `size` bytes fit and which revisions must go for it; changes nothing."""

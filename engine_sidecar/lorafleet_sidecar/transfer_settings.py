@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import grpc
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -41,12 +39,3 @@ class TransferSettings:
 
     tls_dir: Path | None = None
     """Directory with tls.crt, tls.key and ca.crt for mutual TLS of the receivers."""
-
-
-def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
-    """Return mutual TLS from `tls.crt`, `tls.key` and `ca.crt`, the names of a TLS Secret."""
-    return grpc.ssl_server_credentials(
-        [((tls_dir / "tls.key").read_bytes(), (tls_dir / "tls.crt").read_bytes())],
-        root_certificates=(tls_dir / "ca.crt").read_bytes(),
-        require_client_auth=True,
-    )
