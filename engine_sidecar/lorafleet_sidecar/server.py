@@ -79,6 +79,8 @@ class Sidecar:
             self.store,
             self.agent.profiles.get,
             TransferSettings(
+                stall_seconds=settings.stall_seconds,
+                resume_seconds=settings.resume_seconds,
                 receivers=settings.receivers,
                 receiver_host=settings.listen.rpartition(":")[0],
                 receiver_base_port=settings.receiver_base_port,

@@ -57,6 +57,14 @@ class SidecarSettings:
     """First port of the receivers, one each. Default 0: the system chooses free ones, which only
     works where no firewall or NetworkPolicy names ports."""
 
+    stall_seconds: float = 60.0
+    """Seconds without a byte on any stream of a transfer after which it is ended. Default 60: a
+    source that retries a range is silent for less."""
+
+    resume_seconds: float = 900.0
+    """Seconds that a broken transfer keeps its reservation in the arena. Default 15 minutes: an
+    operator that restarts or backs off comes back well within that."""
+
     engine_url: str = "http://127.0.0.1:8000"
     """Base URL of vLLM's API server. Default vLLM's own; loopback, since both share the pod."""
 
@@ -167,6 +175,8 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "receivers": int,
     "receiver_base_port": int,
     "engine_api_key_file": Path,
+    "stall_seconds": _parse_positive,
+    "resume_seconds": _parse_positive,
     "refresh_seconds": _parse_positive,
     "load_timeout_seconds": _parse_positive,
     "probe_timeout_seconds": _parse_positive,
