@@ -1,4 +1,4 @@
-"""Last steps of a transfer: complete the image, hash it, write the revision's files."""
+"""First and last steps of an image: clear what no chunk carries; hash it, write its files."""
 
 from __future__ import annotations
 
@@ -25,27 +25,34 @@ if TYPE_CHECKING:
     from lorafleet_sidecar.arena import Arena
 
 
-def seal(arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor) -> str:
-    """Write what no chunk carries (header, zeros) and return the image's canonical digest.
-
-    Blocks; hashes the packed tensors in the threads of `hashing`.
-    """
+def clear(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
+    """Write the header and the zeros of an image, before any chunk of it."""
+    head = len(layout.image_header)
     with arena.extent_view(extent) as image:
-        head = len(layout.image_header)
         image[:head] = layout.image_header
         for offset, length in layout.zero_fill:
             _zero(image[head + offset : head + offset + length])
         _zero(image[head + layout.data_bytes :])  # nothing of the extent's last owner stays
-        with image[head : head + layout.data_bytes] as data:
-            size = ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
-            pending = {
-                name: (
-                    hashing.submit(_hash, data, module.a, size),
-                    hashing.submit(_hash, data, module.b, size),
-                )
-                for name, module in layout.modules.items()
-            }
-            hashes = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
+
+
+def seal(arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor) -> str:
+    """Return the canonical digest of a complete image.
+
+    Blocks; hashes the packed tensors in the threads of `hashing`.
+    """
+    head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
+    with (
+        arena.extent_view(extent) as image,
+        image[head : head + layout.data_bytes] as data,
+    ):
+        pending = {
+            name: (
+                hashing.submit(_hash, data, module.a, size),
+                hashing.submit(_hash, data, module.b, size),
+            )
+            for name, module in layout.modules.items()
+        }
+        hashes = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
     digest = canonical_digest(layout.dtype, layout.modules, hashes)
     crash_at("stage.verified")
     return digest

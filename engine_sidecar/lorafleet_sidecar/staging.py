@@ -61,7 +61,7 @@ class Stagings:
     async def begin(
         self, raw_manifest: bytes, profile: EngineProfile
     ) -> StagedRevisionInfo | ActiveStaging:
-        """Return the revision if its content is here, else a staging that awaits chunks.
+        """Return the revision if its content is here, else a staging that awaits its `open`.
 
         Raises AdapterRejected before anything is reserved, StagingBusy while another stream
         stages the same fingerprint, StagingFull when there is no room.
@@ -165,12 +165,25 @@ class ActiveStaging:
         self._entry = entry
         self._directory = directory
         self._gate = directory.gate()
-        self._gate.open()  # at once: whoever used it last has shut it
-        self._writer = ChunkWriter(directory, plan, stagings.store.arena)
+        self._writer: ChunkWriter | None = None
         self._received = directory.received()
         self._awaited = self._received.missing()
+        self._opening: asyncio.Future[None] | None = None
         self._commit: asyncio.Task[StagedRevisionInfo] | None = None
         self._keep = True
+
+    async def open(self) -> None:
+        """Clear what no chunk carries, then let writers in; to be awaited before any chunk."""
+        loop = asyncio.get_running_loop()
+        self._opening = loop.run_in_executor(self._stagings.threads, self._open)
+        await asyncio.shield(self._opening)
+
+    def _open(self) -> None:
+        arena = self._stagings.store.arena
+        if self._received.count() == 0:  # else it was done before the first chunk was let in
+            commit.clear(arena, self._entry.extent, self.plan.layout)
+        self._gate.open()
+        self._writer = ChunkWriter(self._directory, self.plan, arena)
 
     def missing(self) -> list[int]:
         """Return the indexes of the chunks that have not arrived."""
@@ -182,6 +195,7 @@ class ActiveStaging:
 
     async def write(self, chunk: ChunkFrame) -> int:
         """Take one chunk of the StageAdapter stream (see ChunkWriter.write)."""
+        assert self._writer is not None  # open() came before
         written: int = await self._stagings.run(self._writer.write, chunk)
         return written
 
@@ -204,8 +218,9 @@ class ActiveStaging:
 
     async def _end(self) -> None:
         try:
-            if self._commit is not None:
-                await asyncio.wait([self._commit])
+            for work in (self._opening, self._commit):
+                if work is not None:
+                    await asyncio.wait([work])
             await self._stagings.run(self._gate.shut)
             left = set(self.missing())
             self._stagings.received_bytes += sum(
@@ -217,7 +232,8 @@ class ActiveStaging:
                 self._stagings.store.discard(self.staging_id)
         finally:
             for opened in (self._writer, self._received, self._gate):
-                opened.close()
+                if opened is not None:
+                    opened.close()
             self._stagings.ended(self._entry)
 
     async def _verify_and_commit(self) -> StagedRevisionInfo:

@@ -93,6 +93,7 @@ class TransferService:
             await context.write(_committed(outcome))
             return
         try:
+            await outcome.open()
             await context.write(
                 pb.StageAdapterResponse(
                     accepted=pb.StagingAccepted(

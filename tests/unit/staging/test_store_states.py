@@ -91,6 +91,7 @@ class StoreLife(RuleBasedStateMachine):
             assert self.store.extents() == before
             return
         if isinstance(outcome, ActiveStaging):
+            self.run(outcome.open())
             known = self.sent.get(number, set())
             assert outcome.missing() == [i for i in range(len(CUTS[number])) if i not in known]
             assert self.digests.get(number) not in present
@@ -190,6 +191,7 @@ class StoreLife(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         for staging in self.active.values():  # what a kill closes; nothing is written by it
+            assert staging._writer is not None
             staging._writer.close()
             staging._received.close()
             staging._gate.close()
