@@ -47,7 +47,9 @@ def _run() -> int:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("kopf").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))
+    if settings.log_level == "INFO":
+        # The framework tells of each call of each handler; our passes say what came of it.
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     # One replica and no peering: the Deployment's strategy is Recreate. Two operators at a time
     # would only repeat each other's idempotent orders.
     kopf.run(

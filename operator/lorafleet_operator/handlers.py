@@ -12,7 +12,7 @@ Nothing is decided here. Four traps of the framework, each with a test:
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import kopf
 
@@ -25,6 +25,9 @@ from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.probes import Probes
 from lorafleet_operator.world import KnownAdapter, World
 
+if TYPE_CHECKING:
+    from lorafleet_operator.settings import OperatorSettings
+
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
 POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
 PODS: Final = ("", "v1", "pods")
@@ -33,7 +36,20 @@ PODS: Final = ("", "v1", "pods")
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any) -> None:
     """Set the framework up, connect to the API server, serve /healthz and /metrics."""
-    ours = memo.settings
+    ours: OperatorSettings = memo.settings
+    configure(settings, pod_selector=ours.pod_selector, namespaces=ours.namespaces)
+    memo.fleet = Fleet(
+        ours,
+        World(indices["engine_pods"], indices["pools"], indices["adapters"]),
+        await reads.connect(),
+    )
+    memo.probes = await Probes.start(memo.fleet)
+
+
+def configure(
+    settings: kopf.OperatorSettings, *, pod_selector: str, namespaces: tuple[str, ...]
+) -> None:
+    """Set what the framework does on its own."""
     settings.persistence.finalizer = names.FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(
         prefix=names.ANNOTATION_PREFIX
@@ -43,16 +59,11 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any
     )
     settings.posting.enabled = False  # our Events say more
     settings.background.instant_exit_timeout = 1.0  # loops cut off their pass when stopped
+    settings.background.cancellation_polling = 2.0  # an unload that took longer is seen this soon
     settings.networking.request_timeout = 30.0
-    if ours.pod_selector:
-        settings.watching.label_selectors[PODS] = ours.pod_selector
-    settings.scanning.disabled = bool(ours.namespaces)  # a Role cannot list CRDs or namespaces
-    memo.fleet = Fleet(
-        ours,
-        World(indices["engine_pods"], indices["pools"], indices["adapters"]),
-        await reads.connect(),
-    )
-    memo.probes = await Probes.start(memo.fleet)
+    if pod_selector:
+        settings.watching.label_selectors[PODS] = pod_selector
+    settings.scanning.disabled = bool(namespaces)  # a Role cannot list CRDs or namespaces
 
 
 @kopf.on.cleanup()

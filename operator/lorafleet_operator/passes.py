@@ -30,6 +30,7 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
         result = await reconcile(adapter, body["metadata"]["creationTimestamp"], fleet)
     if result.error_reason:
         metrics.RECONCILE_ERRORS.labels(result.error_reason).inc()
+        _LOG.info("%s: %s: %s", adapter.key, result.error_reason, result.error)
     await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
     for entry in transitions(adapter.status.conditions, result.status.conditions):
         _LOG.info(

@@ -42,6 +42,7 @@ class Report:
     """Something failed that may pass: try again with backoff."""
     error_reason: str = ""
     """The reason of the failure, for the metric."""
+    error: str = ""
 
 
 def report(facts: Facts, now: datetime | None = None) -> Report:
@@ -97,6 +98,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         status=status,
         retry=trouble is not None and not trouble.terminal,
         error_reason=trouble.reason if trouble else "",
+        error=str(trouble or ""),
     )
 
 

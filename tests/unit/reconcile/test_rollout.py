@@ -1,0 +1,220 @@
+"""Rollout decisions as a table, and what holds for every fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lorafleet_operator import rollout
+from lorafleet_operator.rollout import Holding, Loaded, Wanted
+
+OLD, NEW, NAME = "sha256:old", "sha256:new", "team-a/sql"
+
+
+def serving(digest: str, **changes: object) -> Loaded:
+    return replace(Loaded(digest, NAME, published=True), **changes)  # type: ignore[arg-type]
+
+
+def beside(digest: str) -> Loaded:
+    return Loaded(digest, NAME)
+
+
+def engine(name: str, digest: str = "", *loaded: Loaded, **changes: object) -> Holding:
+    return replace(Holding(name, digest=digest, loaded=loaded), **changes)  # type: ignore[arg-type]
+
+
+def decide(*holdings: Holding, **changes: object) -> dict[str, object]:
+    """Return the decisions that are not empty."""
+    wanted = Wanted(NAME, holdings=holdings, **changes)  # type: ignore[arg-type]
+    decisions = {
+        "stage": rollout.to_stage(wanted),
+        "load": rollout.to_load(wanted),
+        "publish": rollout.to_publish(wanted),
+        "retire": rollout.to_retire(wanted),
+        "roll back": [name for name, _ in rollout.to_roll_back(wanted)],
+    }
+    return {step: found for step, found in decisions.items() if found}
+
+
+TABLE = {
+    "a new engine is sent the content": ([engine("a")], {"stage": ["a"]}),
+    "a staged revision is loaded": ([engine("a", NEW)], {"load": ["a"]}),
+    "a first revision is published where it is loaded, without waiting for other engines": (
+        [engine("a", NEW, beside(NEW)), engine("b")],
+        {"stage": ["b"], "publish": ["a"]},
+    ),
+    "a served revision needs nothing": ([engine("a", NEW, serving(NEW))], {}),
+    "no name moves while another engine has yet to load the new revision": (
+        [engine("a", NEW, serving(OLD), beside(NEW)), engine("b", NEW, serving(OLD))],
+        {"load": ["b"]},
+    ),
+    "all names move once all engines have loaded the new revision": (
+        [
+            engine("a", NEW, serving(OLD), beside(NEW)),
+            engine("b", NEW, serving(OLD), beside(NEW)),
+        ],
+        {"publish": ["a", "b"]},
+    ),
+    "an engine without contact holds the names back": (
+        [
+            engine("a", NEW, serving(OLD), beside(NEW)),
+            engine("b", NEW, serving(OLD), takes_orders=False),
+        ],
+        {},
+    ),
+    "an engine that is late follows alone when the revision is published elsewhere": (
+        [engine("a", NEW, serving(NEW)), engine("b", NEW, serving(OLD), beside(NEW))],
+        {"publish": ["b"]},
+    ),
+    "a refusal elsewhere takes the new revision out of its slot, and no name moves": (
+        [
+            engine("a", NEW, serving(OLD), beside(NEW)),
+            engine("b", NEW, serving(OLD), refused=True),
+        ],
+        {"roll back": ["a"]},
+    ),
+    "a refusal at the staging leaves everything": (
+        [engine("a", "", serving(OLD), refused=True)],
+        {},
+    ),
+    "an engine that is restarting is sent the content but not asked to load": (
+        [engine("a", takes_orders=False), engine("b", NEW, takes_orders=False)],
+        {"stage": ["a"]},
+    ),
+    "an engine that left the plan keeps serving until the others do": (
+        [engine("a", NEW, serving(NEW), desired=False), engine("b", NEW)],
+        {"load": ["b"]},
+    ),
+    "an engine that left the plan lets go when the others serve": (
+        [engine("a", NEW, serving(NEW), desired=False), engine("b", NEW, serving(NEW))],
+        {"retire": [("a", NAME)]},
+    ),
+    "an adapter without a place keeps what serves": (
+        [engine("a", NEW, serving(NEW), desired=False)],
+        {},
+    ),
+    "an old served name goes after the new one serves": (
+        [engine("a", NEW, serving(NEW), serving(NEW, served_name="old-name"))],
+        {"retire": [("a", "old-name")]},
+    ),
+    "a changed served name is loaded and published before the old one goes": (
+        [engine("a", NEW, serving(NEW, served_name="old-name"))],
+        {"load": ["a"]},
+    ),
+    "another loader loads again": (
+        [engine("a", NEW, serving(NEW, loader="device"))],
+        {"load": ["a"]},
+    ),
+    "an engine without the plugin has its own loader": (
+        [engine("a", NEW, serving(NEW, loader="stock"))],
+        {},
+    ),
+    "a pin that is no longer wanted is taken off": (
+        [engine("a", NEW, serving(NEW, pinned=True))],
+        {"publish": ["a"]},
+    ),
+    "engines of two dtypes each load their own digest": (
+        [engine("a", NEW), engine("b", "sha256:new-fp16")],
+        {"load": ["a", "b"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", TABLE)
+def test_decisions(sentence: str) -> None:
+    holdings, expected = TABLE[sentence]
+    assert decide(*holdings) == expected
+
+
+def test_an_adapter_that_lost_its_name_lets_go_everywhere_at_once() -> None:
+    wanted = Wanted(NAME, holdings=(engine("a", NEW, serving(NEW), desired=False),))
+    assert rollout.to_retire(wanted, lost_name=True) == [("a", NAME)]
+
+
+def test_an_engine_without_contact_is_no_proof_of_readiness() -> None:
+    wanted = Wanted(
+        NAME,
+        holdings=(
+            engine("a", NEW, serving(NEW)),
+            engine("b", NEW, serving(NEW), takes_orders=False),
+        ),
+    )
+    assert rollout.ready(wanted) == 1
+
+
+LOADED = st.builds(
+    Loaded,
+    digest=st.sampled_from([OLD, NEW]),
+    served_name=st.sampled_from([NAME, "other"]),
+    published=st.booleans(),
+)
+HOLDINGS = st.lists(
+    st.builds(
+        Holding,
+        engine=st.sampled_from("abcdef"),
+        desired=st.booleans(),
+        takes_orders=st.booleans(),
+        digest=st.sampled_from(["", NEW]),
+        loaded=st.lists(LOADED, max_size=2).map(tuple),
+        refused=st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda holding: holding.engine,
+).map(tuple)
+
+
+@given(HOLDINGS)
+def test_no_decision_is_for_an_engine_that_cannot_take_it(holdings: tuple[Holding, ...]) -> None:
+    wanted = Wanted(NAME, holdings=holdings)
+    by_name = {holding.engine: holding for holding in holdings}
+    for name in [*rollout.to_load(wanted), *rollout.to_publish(wanted)]:
+        assert by_name[name].desired
+        assert by_name[name].takes_orders
+        assert by_name[name].digest
+    for name, _ in rollout.to_retire(wanted):
+        assert by_name[name].takes_orders
+
+
+@given(HOLDINGS)
+def test_while_an_old_revision_is_served_and_one_engine_refuses_no_name_moves(
+    holdings: tuple[Holding, ...],
+) -> None:
+    refusing = Holding("z", digest=NEW, loaded=(serving(OLD),), refused=True)
+    wanted = Wanted(NAME, holdings=(*holdings, refusing))
+    proved = any(rollout.serves(wanted, holding) for holding in holdings)
+    assert proved or not rollout.to_publish(wanted)
+
+
+@given(HOLDINGS)
+def test_an_engine_never_loads_and_publishes_in_one_decision(holdings: tuple[Holding, ...]) -> None:
+    wanted = Wanted(NAME, holdings=holdings)
+    assert not set(rollout.to_load(wanted)) & set(rollout.to_publish(wanted))
+
+
+@given(HOLDINGS)
+def test_following_the_decisions_ends_with_every_willing_engine_serving(
+    holdings: tuple[Holding, ...],
+) -> None:
+    """Play obedient engines: within a few rounds nothing is left to do, and all serve."""
+    holdings = tuple(replace(h, takes_orders=True, refused=False) for h in holdings)
+    for _ in range(6):
+        wanted = Wanted(NAME, holdings=holdings)
+        holdings = tuple(_obey(wanted, holding) for holding in holdings)
+    wanted = Wanted(NAME, holdings=holdings)
+    assert rollout.ready(wanted) == len(wanted.desired())
+    assert decide(*holdings) == {}
+
+
+def _obey(wanted: Wanted, holding: Holding) -> Holding:
+    loaded = list(holding.loaded)
+    if holding.engine in rollout.to_load(wanted):
+        loaded.append(beside(holding.digest))
+    if holding.engine in rollout.to_publish(wanted):
+        others = [entry for entry in loaded if entry.served_name != NAME]
+        loaded = [*others, serving(holding.digest)]
+    gone = [name for engine_, name in rollout.to_retire(wanted) if engine_ == holding.engine]
+    loaded = [entry for entry in loaded if entry.served_name not in gone]
+    digest = NEW if holding.engine in rollout.to_stage(wanted) else holding.digest
+    return replace(holding, loaded=tuple(loaded), digest=digest)
