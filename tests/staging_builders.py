@@ -80,6 +80,7 @@ def source_adapter(
     dtype: str = "BF16",
     name: str = "",
     replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    rank_pattern: Mapping[str, int] | None = None,
 ) -> SourceAdapter:
     """An adapter of `layers * 4 * width * rank` random values; `replace` sets tensors by name."""
     random = np.random.default_rng(seed)
@@ -106,6 +107,7 @@ def source_adapter(
         "r": rank,
         "lora_alpha": 2 * rank,
         "target_modules": ["q_proj", "v_proj"],
+        "rank_pattern": dict(rank_pattern or {}),
     }
     return SourceAdapter(
         name=name or f"team-a/adapter-{seed}",

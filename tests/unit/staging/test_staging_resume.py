@@ -1,0 +1,89 @@
+"""A transfer that is broken off and resumed ends with the same bytes as one in a single go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+import pytest
+from lorafleet.frames import ChunkFrame
+from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
+from lorafleet_sidecar.staging import ActiveStaging, Stagings
+from lorafleet_sidecar.store import RevisionStore
+from staging_builders import BASE, source_adapter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERTS, RANK, HIDDEN, INNER = 4, 8, 2048, 512
+PATH = "model.layers.0.mlp.experts"
+RANKS = {3: 4}
+SHAPES = {"gate_proj": (HIDDEN, INNER), "up_proj": (HIDDEN, INNER), "down_proj": (INNER, HIDDEN)}
+PROFILE = EngineProfile(
+    base_model=BASE,
+    dtype="bfloat16",
+    max_lora_rank=RANK,
+    num_hidden_layers=1,
+    modules=tuple(
+        LoraModule(f"{PATH}.{name}", *shape, ModuleKind.EXPERTS, EXPERTS)
+        for name, shape in SHAPES.items()
+    ),
+)
+
+
+def some_experts(*numbers: int) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+    random = np.random.default_rng(5)
+    return {
+        f"base_model.model.{PATH}.{number}.{name}.lora_{side}.weight": random.standard_normal(
+            shape, np.float32
+        ).astype(ml_dtypes.bfloat16)
+        for number in numbers
+        for name, (inputs, outputs) in SHAPES.items()
+        for rank in (RANKS.get(number, RANK),)
+        for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank)))
+    }
+
+
+# Expert 1 is missing and expert 3 narrower: its place is cleared whole, then partly written.
+ADAPTER = source_adapter(
+    7,
+    layers=0,
+    rank=RANK,
+    replace=some_experts(0, 2, 3),
+    rank_pattern={f"experts.3.{name}": RANKS[3] for name in SHAPES},
+)
+CUTS = ADAPTER.cuts()
+
+
+async def image_after(volume: Path, breaks: list[int]) -> bytes:
+    """Stage ADAPTER over dirty memory, broken off after each of `breaks` chunks."""
+    store = RevisionStore.open(volume, 8 << 20)
+    store.set_holds(())
+    store.arena.view[:] = b"\xff" * (8 << 20)
+    stagings = Stagings(store)
+    raw = ADAPTER.manifest().SerializeToString()
+    for count in [*breaks, len(CUTS)]:
+        staging = await stagings.begin(raw, PROFILE)
+        assert isinstance(staging, ActiveStaging)
+        await staging.open()
+        for index in staging.missing()[:count]:
+            offset, crc32c, data = ADAPTER.chunk(*CUTS[index])
+            await staging.write(ChunkFrame(offset, crc32c, memoryview(data)))
+        if not staging.missing():
+            await staging.commit()
+        await staging.end()
+    [extent] = store.extents()
+    image = bytes(store.arena.view[extent.offset : extent.end])
+    await stagings.close()
+    store.close()
+    return image
+
+
+@pytest.mark.parametrize("breaks", [[0], [1], [2, 1], [0, 3, 0, 1]])
+async def test_a_break_changes_no_byte(volume: Path, breaks: list[int]) -> None:
+    assert len(CUTS) == 5
+    whole, broken = volume / "whole", volume / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    assert await image_after(broken, breaks) == await image_after(whole, [])
