@@ -1,0 +1,37 @@
+{{- define "lorafleet.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "lorafleet.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "lorafleet.account" -}}
+{{ .Values.serviceAccount.name | default .Release.Name }}
+{{- end }}
+
+{{- /* What the operator may do in a namespace that it serves; see cluster/ and handlers.py. */ -}}
+{{- define "lorafleet.rules" -}}
+- apiGroups: [lorafleet.dev]
+  resources: [loraadapters, enginepools]
+  # patch: the finalizer and the framework's annotations.
+  verbs: [get, list, watch, patch]
+- apiGroups: [lorafleet.dev]
+  resources: [loraadapters/status, enginepools/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  # The Secrets that adapters name, in the adapters' own namespace.
+  resources: [secrets]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}

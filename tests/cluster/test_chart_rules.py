@@ -1,0 +1,108 @@
+"""The chart's RBAC rules on a real API server: what the operator does is allowed, no more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from kube_rest import KubeRest, Refused
+from lorafleet_operator.api.names import API_VERSION
+from resource_builders import adapter, path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from localcluster import LocalCluster
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "lorafleet"
+RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/{}"
+
+
+def rules() -> list[dict[str, Any]]:
+    """The rules of the template, which are the same for Role and ClusterRole."""
+    text = (CHART / "templates" / "_names.tpl").read_text()
+    found = re.search(r'define "lorafleet\.rules" -}}\n(.*?){{- end }}', text, flags=re.DOTALL)
+    assert found
+    parsed: list[dict[str, Any]] = yaml.safe_load(found[1])
+    return parsed
+
+
+@pytest.fixture
+def operator(cluster: LocalCluster, kube: KubeRest, namespace: str) -> Iterator[KubeRest]:
+    """A client with the rights of the operator in one namespace."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    kube.create(accounts, {"metadata": {"name": "operator"}})
+    kube.create(
+        RBAC.format(namespace, "roles"), {"metadata": {"name": "operator"}, "rules": rules()}
+    )
+    kube.create(
+        RBAC.format(namespace, "rolebindings"),
+        {
+            "metadata": {"name": "operator"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "operator",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
+        },
+    )
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = kube.create(f"{accounts}/operator/token", request)["status"]["token"]
+    with KubeRest(cluster.kubeconfig) as rest:
+        rest.client.headers["Authorization"] = f"Bearer {token}"
+        yield rest
+
+
+def test_the_operator_may_do_what_it_does(
+    operator: KubeRest, kube: KubeRest, namespace: str
+) -> None:
+    kube.create(path("LoRAAdapter", namespace), adapter())
+    kube.create(f"/api/v1/namespaces/{namespace}/secrets", {"metadata": {"name": "keys"}})
+    here = f"/api/v1/namespaces/{namespace}"
+    assert len(operator.get(path("LoRAAdapter", namespace))["items"]) == 1
+    assert operator.get(path("EnginePool", namespace))["items"] == []
+    assert operator.get(f"{here}/pods")["items"] == []
+    assert operator.get(f"{here}/secrets/keys")["metadata"]["name"] == "keys"
+    finalizer = {"metadata": {"finalizers": ["lorafleet.dev/unload"]}}
+    operator.merge(path("LoRAAdapter", namespace, "sql"), finalizer)
+    operator.merge(path("LoRAAdapter", namespace, "sql", "status"), {"status": {"rank": 1}})
+    about = {
+        "apiVersion": API_VERSION,
+        "kind": "LoRAAdapter",
+        "name": "sql",
+        "namespace": namespace,
+    }
+    event = {"metadata": {"generateName": "sql."}, "involvedObject": about, "reason": "Loaded"}
+    operator.create(f"{here}/events", event)
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [
+        ("GET", "/api/v1/namespaces/{}/secrets"),
+        ("GET", "/api/v1/namespaces/default/secrets/keys"),
+        ("DELETE", "/apis/lorafleet.dev/v1alpha1/namespaces/{}/loraadapters/sql"),
+        ("DELETE", "/api/v1/namespaces/{}/pods/engine-0"),
+        ("GET", "/apis/lorafleet.dev/v1alpha1/loraadapters"),
+    ],
+)
+def test_the_operator_may_do_no_more(
+    operator: KubeRest, namespace: str, method: str, where: str
+) -> None:
+    call = {"GET": operator.get, "DELETE": operator.delete}[method]
+    with pytest.raises(Refused) as refusal:
+        call(where.format(namespace))
+    assert refusal.value.status == 403
+
+
+def test_the_chart_hands_out_the_generated_crds() -> None:
+    linked = CHART / "files" / "crds"
+    assert linked.is_symlink()
+    assert sorted(path.name for path in linked.glob("*.yaml")) == [
+        "lorafleet.dev_enginepools.yaml",
+        "lorafleet.dev_loraadapters.yaml",
+    ]
