@@ -22,6 +22,7 @@ from lorafleet.moves import Copy, Moves
 from lorafleet.packing import pack
 from lorafleet.places import Engine
 from lorafleet.preflight import check_keys, check_modules, warnings
+from lorafleet.quoting import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,6 +41,8 @@ __all__ = [
 
 DATA_ALIGNMENT = 256
 """Of the canonical data section in its extent; copies to a device like it."""
+MAX_LINES = 12
+"""Of `normalized`; one line tells one kind of rewrite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +127,19 @@ def plan_layout(
         image_header=render_header(image, DATA_ALIGNMENT),
         config_json=canonical_config(packing.modules, profile.base_model),
         zero_fill=tuple(packing.zeros),
-        normalized=(
-            *keys.normalized(),
-            *assembly.normalized,
-            *_target_modules(config, packing.modules),
+        normalized=_bounded(
+            keys.normalized() + assembly.normalized + _target_modules(config, packing.modules)
         ),
         notes=warnings(facts),
         moves=Moves(packing.moves, dtype),
     )
+
+
+def _bounded(lines: list[str]) -> tuple[str, ...]:
+    """Keep what a condition's message can hold, whatever the source's names were."""
+    more = len(lines) - MAX_LINES
+    kept = [shown(line, 300) for line in lines[:MAX_LINES]]
+    return (*kept, f"and {more} more rewrites") if more > 0 else tuple(kept)
 
 
 def _target_modules(config: AdapterConfig, modules: Iterable[str]) -> list[str]:
