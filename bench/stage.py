@@ -170,7 +170,7 @@ def stripe_sender(
     reuse_large_buffers()
 
     async def send() -> None:
-        chunks = prepared(size, chunk_bytes)[at::step]
+        chunks = prepared(size, chunk_bytes, at, step)
         options = (("grpc.max_send_message_length", 17 << 20),)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             call: Any = channel.stream_unary(SERVICE + "SendChunks")()
@@ -185,15 +185,14 @@ def stripe_sender(
     asyncio.run(send())
 
 
-def prepared(size: int, chunk_bytes: int) -> list[tuple[int, int, memoryview]]:
-    """Return the chunks; checksums are made beforehand, as a source reader has them."""
+def prepared(
+    size: int, chunk_bytes: int, at: int = 0, step: int = 1
+) -> list[tuple[int, int, memoryview]]:
+    """Return every `step`-th chunk from `at` on; checksums are made before the clock runs."""
     data = source_bytes(size)
     cuts = chunk_plan(parse_header(adapter_of(size)[0]), chunk_bytes)
-    pieces = [(offset, data[offset : offset + length]) for offset, length in cuts]
-    return [
-        (offset, google_crc32c.value(np.frombuffer(piece, np.uint8).tobytes()), piece)
-        for offset, piece in pieces
-    ]
+    pieces = [(offset, data[offset : offset + length]) for offset, length in cuts[at::step]]
+    return [(offset, google_crc32c.value(bytes(piece)), piece) for offset, piece in pieces]
 
 
 async def send_stream(
