@@ -7,11 +7,13 @@ import json
 import math
 import re
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _EXTENT = 2 * 1024 * 1024
 _KEY = re.compile(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,6 @@ from engine_server import EngineServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -32,9 +31,9 @@ LIMITS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = os.path.dirname(__file__)
+    here = Path(__file__).parent
     for item in items:
-        if str(item.path).startswith(here):
+        if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.engine)
             # vLLM, torch and transformers warn about each other on import and at work.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
@@ -83,9 +82,6 @@ class InProcess:
             self.lora.remove_adapter(lora_int_id)
         self.lora.remove_all_adapters()
         self.residency.stats = WorkerStats()
-
-
-Starter = "Callable[[str], InProcess]"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,267 @@
+"""Experts: the packed views of the arena fill slots as vLLM's own stacking does.
+
+MoE LoRA has no forward pass on the CPU; loading is the same code as on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tiny_models
+import torch
+from plugin_requests import load_for_step, ours, stock
+from slot_probe import differing, stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXPERTS = {
+    "every expert": {},
+    "full rank": {"rank": 8, "alpha": 12},
+    "experts below the attention's rank": {
+        "rank": 8,
+        "rank_pattern": {r".*\.experts\..*": 8},
+        "alpha_pattern": {r".*\.experts\..*": 5},
+    },
+    "one expert scaled by a number of its own": {
+        "rank": 4,
+        "alpha_pattern": {r".*\.experts\.3\.down_proj": 7, r".*\.experts\.5\.gate_proj": 3},
+    },
+    "root of the rank": {"rank": 2, "alpha": 8, "use_rslora": True},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(in_process: Callable[[str], Any]) -> Iterator[Any]:
+    started = in_process("moe")
+    yield started
+    started.clear()
+
+
+@pytest.fixture(autouse=True)
+def _empty(engine: Any) -> None:
+    engine.clear()
+
+
+def stage(engine: Any, name: str, **options: Any) -> tuple[Any, str]:
+    folder = engine.folder / name.replace(" ", "-")
+    adapter = tiny_models.make_adapter(folder, tiny_models.moe_modules(), seed=5, **options)
+    return adapter, engine.arena.add(adapter)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_expert_slots_of_direct_device_and_stock_are_equal(engine: Any, name: str) -> None:
+    adapter, digest = stage(engine, name, **EXPERTS[name])
+    expected = load_for_step(engine.lora, stock(1, adapter))
+    engine.lora.remove_adapter(1)
+    for lora_int_id, loader in ((2, "direct"), (3, "device")):
+        request = ours(engine.arena.volume, lora_int_id, digest, loader)
+        found = load_for_step(engine.lora, request)
+        assert differing(found, expected) == [], loader
+        engine.lora.remove_adapter(lora_int_id)
+
+
+def test_a_dense_adapter_leaves_the_experts_disabled(engine: Any) -> None:
+    modules = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.mlp.gate": (64, 8)}
+    adapter = tiny_models.make_adapter(engine.folder / "attention", modules, seed=6)
+    digest = engine.arena.add(adapter)
+    expected = load_for_step(engine.lora, stock(1, adapter))
+    found = load_for_step(engine.lora, ours(engine.arena.volume, 2, digest))
+    assert differing(found, expected) == []
+    assert not found["model.layers.0.mlp.experts/adapter_enabled"]
+
+
+def test_ten_rebuilds_of_device_experts_are_scaled_once(engine: Any) -> None:
+    _, digest = stage(engine, "scaled four times", rank=4, alpha=16)
+    request = ours(engine.arena.volume, 1, digest, "device")
+    expected = load_for_step(engine.lora, request)
+    for _ in range(10):
+        engine.manager.remove_adapter(1)  # what LRU does: the id stays known
+        assert differing(load_for_step(engine.lora, request), expected) == []
+    assert engine.residency.stats.offloads == 1
+    assert engine.residency.stats.rebuilds == 10
+
+
+def test_an_eleventh_rebuild_without_a_host_copy_comes_from_the_arena(engine: Any) -> None:
+    _, digest = stage(engine, "over the budget", rank=4, alpha=16)
+    request = ours(engine.arena.volume, 1, digest, "device")
+    expected = load_for_step(engine.lora, request)
+    engine.residency.store.drop(1)
+    engine.manager.remove_adapter(1)
+    assert differing(load_for_step(engine.lora, request), expected) == []
+    assert engine.residency.stats.offloads == 2
+
+
+def test_the_profile_lists_projections_of_all_experts(engine: Any) -> None:
+    from lorafleet.profile import ModuleKind
+
+    modules = {name: target.module for name, target in engine.residency.targets.items()}
+    gate = modules["model.layers.1.mlp.experts.gate_proj"]
+    down = modules["model.layers.1.mlp.experts.down_proj"]
+    assert (gate.in_features, gate.out_features, gate.num_experts) == (64, 32, 8)
+    assert (down.in_features, down.out_features, down.kind) == (32, 64, ModuleKind.EXPERTS)
+    assert [t.part for n, t in engine.residency.targets.items() if ".0.mlp.experts." in n] == [
+        0,
+        1,
+        2,
+    ]
+    assert "model.layers.0.mlp.gate" in modules
+
+
+# -- layouts that one CPU engine cannot run: real layer classes with other sizes ----------------
+
+
+def pairs_of(experts: int, sizes: tuple[tuple[int, int], ...], rank: int, seed: int = 1) -> Any:
+    """Return a Pair of random packed tensors for each (in, out)."""
+    from lorafleet_vllm.slot_factors import Pair
+
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Pair(
+            f"experts.w{index}",
+            torch.randn(experts, rank, wide, generator=generator).bfloat16(),
+            torch.randn(experts, out, rank, generator=generator).bfloat16(),
+            (2.5,),
+        )
+        for index, (wide, out) in enumerate(sizes)
+    ]
+
+
+def written(fills: Any, layer: Any) -> dict[str, torch.Tensor]:
+    from lorafleet_vllm.slots import SlotPlan, SlotWriter
+
+    for tensor in stacked(layer).values():
+        tensor.fill_(7)
+    plan = SlotPlan(tuple(fills), (layer.adapter_enabled,))
+    SlotWriter(torch.device("cpu")).write(plan, 1)
+    return {name: tensor[1].clone() for name, tensor in stacked(layer).items()}
+
+
+def set_by_vllm(layer: Any, a: list[Any], b: list[Any]) -> dict[str, torch.Tensor]:
+    for tensor in stacked(layer).values():
+        tensor.fill_(7)
+    layer.set_lora(1, a, b)
+    return {name: tensor[1].clone() for name, tensor in stacked(layer).items()}
+
+
+def resized(layer: Any, cls: type | None = None, **parallel: Any) -> Any:
+    """Return a copy of a live MoE layer as another rank of another layout sees it."""
+    other = copy.copy(layer)
+    other.__dict__ = dict(layer.__dict__)
+    if cls is not None:
+        other.__class__ = cls
+    experts = parallel.get("experts", 8)
+    other.__dict__["moe_config"] = SimpleNamespace(
+        hidden_dim=64,
+        num_experts=8,
+        num_local_experts=experts,
+        intermediate_size_per_partition=32 // parallel.get("tp_size", 1),
+        is_act_and_mul=True,
+        moe_parallel_config=SimpleNamespace(use_ep=experts < 8, ep_rank=parallel.get("ep_rank", 0)),
+    )
+    other.__dict__["tp_size"] = parallel.get("tp_size", 1)
+    other.__dict__["tp_rank"] = parallel.get("tp_rank", 0)
+    if cls is not None:
+        other.__dict__["_w13_slices"] = 1
+        other.__dict__["_base_model"] = parallel["base_model"]
+    config = SimpleNamespace(max_lora_rank=8, lora_dtype=torch.bfloat16)
+    other._create_lora_a_weights(2, config)
+    other._create_lora_b_weights(2, config)
+    other.__dict__["adapter_enabled"] = torch.zeros(3, dtype=torch.int)
+    return other
+
+
+def split_sizes() -> tuple[tuple[int, int], ...]:
+    return ((64, 32), (32, 64), (64, 32))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tensor_parallel_experts_are_sliced_as_vllm_slices_them(engine: Any, rank: int) -> None:
+    from lorafleet_vllm import slot_plan_moe
+
+    layer = resized(engine.manager.modules["model.layers.0.mlp.experts"], tp_size=2, tp_rank=rank)
+    pairs = pairs_of(8, split_sizes(), rank=4)
+    found = written(slot_plan_moe.split(layer, pairs), layer)
+    scaled = [pair.b * 2.5 for pair in pairs]
+    assert differing(found, set_by_vllm(layer, [pair.a for pair in pairs], scaled)) == []
+
+
+def test_expert_parallel_ranks_take_their_own_experts(engine: Any) -> None:
+    from lorafleet_vllm import slot_plan_moe
+
+    layer = resized(engine.manager.modules["model.layers.0.mlp.experts"], experts=4, ep_rank=1)
+    pairs = pairs_of(8, split_sizes(), rank=8)
+    found = written(slot_plan_moe.split(layer, pairs), layer)
+    expected = set_by_vllm(layer, [p.a[4:] for p in pairs], [p.b[4:] * 2.5 for p in pairs])
+    assert differing(found, expected) == []
+
+
+@pytest.mark.parametrize("base_model", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def test_fused_experts_take_a_shared_gate_and_up_factor(engine: Any, base_model: str) -> None:
+    from dataclasses import replace
+
+    from lorafleet_vllm import slot_plan_moe
+    from vllm.lora.layers import FusedMoE3DWithLoRA
+
+    layer = resized(
+        engine.manager.modules["model.layers.0.mlp.experts"],
+        FusedMoE3DWithLoRA,
+        base_model=base_model,
+    )
+    gate, down, up = pairs_of(8, split_sizes(), rank=4)
+    up = replace(up, a=gate.a.clone())
+    found = written(slot_plan_moe.fused(layer, [gate, down, up]), layer)
+    if base_model == "GptOssForCausalLM":
+        both = torch.stack([gate.b, up.b], dim=2).flatten(1, 2)
+    else:
+        both = torch.cat([gate.b, up.b], dim=1)
+    expected = set_by_vllm(layer, [gate.a, down.a], [both * 2.5, down.b * 2.5])
+    assert differing(found, expected) == []
+
+
+def test_fused_experts_hold_two_factors_at_twice_the_rank(engine: Any) -> None:
+    from lorafleet_vllm import slot_plan_moe
+    from vllm.lora.layers import FusedMoE3DWithLoRA
+
+    layer = resized(
+        engine.manager.modules["model.layers.0.mlp.experts"],
+        FusedMoE3DWithLoRA,
+        base_model="Qwen3MoeForCausalLM",
+    )
+    gate, down, up = pairs_of(8, split_sizes(), rank=4)
+    found = written(slot_plan_moe.fused(layer, [gate, down, up]), layer)
+    a, b = found["w13_lora_a_stacked.0"].double(), found["w13_lora_b_stacked.0"].double()
+    wanted = torch.cat([(pair.b * 2.5).double() @ pair.a.double() for pair in (gate, up)], dim=1)
+    torch.testing.assert_close(b @ a, wanted)
+    with pytest.raises(Exception, match="need rank 16 in fused experts, max_lora_rank is 8"):
+        slot_plan_moe.fused(layer, pairs_of(8, split_sizes(), rank=8))
+
+
+def test_shared_outer_buffers_take_only_equal_experts(engine: Any) -> None:
+    from dataclasses import replace
+
+    from lorafleet_vllm import slot_plan_moe
+
+    layer = engine.manager.modules["model.layers.0.mlp.experts"]
+    shared = copy.copy(layer)
+    shared.__dict__ = {**layer.__dict__, "enable_moe_shared_loras": True}
+    config = SimpleNamespace(max_lora_rank=8, lora_dtype=torch.bfloat16)
+    shared._create_lora_a_weights(2, config)
+    shared._create_lora_b_weights(2, config)
+    pairs = pairs_of(8, split_sizes(), rank=4)
+    with pytest.raises(Exception, match="lora_A differs between experts"):
+        slot_plan_moe.split(shared, pairs)
+    w1, w2, w3 = pairs
+    w1 = replace(w1, a=w1.a[:1].expand(8, -1, -1))
+    w3 = replace(w3, a=w3.a[:1].expand(8, -1, -1))
+    w2 = replace(w2, b=w2.b[:1].expand(8, -1, -1))
+    found = written(slot_plan_moe.split(shared, [w1, w2, w3]), shared)
+    expected = set_by_vllm(
+        shared,
+        [w1.a[:1], w2.a, w3.a[:1]],
+        [w1.b * 2.5, w2.b[:1] * 2.5, w3.b * 2.5],
+    )
+    assert differing(found, expected) == []
