@@ -28,6 +28,8 @@ GROUP = ("lorafleet.dev", "v1alpha1")
 class Chain:
     """One namespace of the cluster with its engines and one operator; `adapter(..)` and look."""
 
+    arena_bytes = 64 << 20
+
     def __init__(self, kubeconfig: Path, directory: Path, namespace: str) -> None:
         self.kubeconfig = kubeconfig
         self.namespace = namespace
@@ -70,7 +72,7 @@ class Chain:
         self.engines[name] = engine
         self.uids[name] = self.pods.create(name, address, {"app": "vllm"})
         self.sidecars[name] = self.stack.start_sidecar(
-            engine, self.uids[name], arena_bytes=64 << 20, LORAFLEET_REFRESH_SECONDS="0.2"
+            engine, self.uids[name], arena_bytes=self.arena_bytes, LORAFLEET_REFRESH_SECONDS="0.2"
         )
         self.sidecars[name].wait()
 
@@ -125,9 +127,7 @@ class Chain:
         found = self.full_condition(name, type_, plural)
         return found.get("status", ""), found.get("reason", "")
 
-    def full_condition(
-        self, name: str, type_: str, plural: str = "loraadapters"
-    ) -> dict[str, Any]:
+    def full_condition(self, name: str, type_: str, plural: str = "loraadapters") -> dict[str, Any]:
         conditions = self.status(name, plural).get("conditions", [])
         return next((c for c in conditions if c["type"] == type_), {})
 
