@@ -139,10 +139,7 @@ class LoRAAdapterStatus(ApiModel):
     engines: list[AdapterEngine] = Field(
         default_factory=list,
         max_length=names.MAX_STATUS_ENGINES,
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["podName"],
-        },
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     """The first hundred of the adapter's engines, those with trouble first."""
     history: list[Digest] = Field(

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from . import rules
 from .meta import ApiModel, Condition
@@ -13,7 +13,12 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Digest = Annotated[str, Field(max_length=71)]
-Message = Annotated[str, Field(max_length=1024)]
+Message = Annotated[
+    str,
+    BeforeValidator(lambda text: " ".join(text.split())[:1024] if isinstance(text, str) else text),
+    Field(max_length=1024),
+]
+"""One line for people, cut rather than refused: a status that cannot be written helps nobody."""
 Conditions = Annotated[
     list[Condition],
     Field(

@@ -107,10 +107,7 @@ class EnginePoolStatus(ApiModel):
     engines: list[PoolEngine] = Field(
         default_factory=list,
         max_length=names.MAX_STATUS_ENGINES,
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["podName"],
-        },
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     """The first hundred engines of the pool, those with trouble first."""
     conditions: Conditions = Field(default_factory=list)

@@ -8,6 +8,7 @@ import pytest
 from lorafleet_operator.api import names
 from lorafleet_operator.api.quantity import to_bytes
 from lorafleet_operator.api.v1alpha1 import (
+    AdapterEngine,
     EnginePool,
     LoRAAdapter,
     Placement,
@@ -142,3 +143,9 @@ def test_pool_defaults_and_budget() -> None:
 def test_placement_may_name_replicas_only_to_spread() -> None:
     placement = Placement.model_validate({"policy": "Spread", "replicas": 2})
     assert placement.to_api() == {"policy": "Spread", "replicas": 2}
+
+
+def test_a_message_in_a_status_is_one_line_and_cut() -> None:
+    entry = AdapterEngine(pod_name="p", message="vLLM said\n  no " + "x" * 2000)
+    assert entry.message.startswith("vLLM said no xxx")
+    assert len(entry.message) == 1024
