@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import socket
@@ -104,13 +105,14 @@ async def serving(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         running.add(asyncio.current_task())
-        try:
-            await answer(reader, writer)
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
+        # The end of the block cancels what still runs; to asyncio's streams that is an error.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            try:
+                await answer(reader, writer)
+            finally:
+                writer.close()
                 await writer.wait_closed()
-            running.discard(asyncio.current_task())
+        running.discard(asyncio.current_task())
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
@@ -142,6 +144,7 @@ class LyingServer:
     ranges: bool = True
     """Whether Range headers are honoured."""
     etag: str | None = '"v1"'
+    """ETag of every file; `content` makes one from what is in it."""
     last_modified: str | None = None
     length: bool = True
     """Whether the size is told; else the body is chunked."""
@@ -229,11 +232,12 @@ class LyingServer:
             return 404, out, b"no such file"
         content = self.files[path]
         if self.etag is not None:
-            out["ETag"] = self.etag
+            made = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            out["ETag"] = made if self.etag == "content" else self.etag
         if self.last_modified is not None:
             out["Last-Modified"] = self.last_modified
         wanted = request.headers.get("if-match")
-        if self.honours_conditions and wanted is not None and wanted != self.etag:
+        if self.honours_conditions and wanted is not None and wanted != out.get("ETag"):
             return 412, out, b""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
         if asked is None or not self.ranges:

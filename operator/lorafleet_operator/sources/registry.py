@@ -9,6 +9,7 @@ from lorafleet.errors import PathNotAllowed
 
 from lorafleet_operator.sources.credentials import read_secret
 from lorafleet_operator.sources.http import HttpSource
+from lorafleet_operator.sources.hugging_face import HuggingFaceSource
 from lorafleet_operator.sources.s3 import S3Source
 from lorafleet_operator.sources.volume import VolumeSource
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.sources.base import Source
     from lorafleet_operator.sources.bounds import SourceSettings
+
+_KINDS = ("s3", "http", "persistentVolumeClaim", "huggingFace")
 
 
 def open_source(
@@ -30,8 +33,9 @@ def open_source(
 ) -> Source:
     """Return the source that `spec.source` describes; opens no connection.
 
-    `source` is the API model or its camelCase mapping: exactly one of `s3`, `http` and
-    `persistentVolumeClaim`, and maybe `credentialsSecretRef: {name}` and `allowPickle`.
+    `source` is the API model or its camelCase mapping: exactly one of `s3`, `http`,
+    `persistentVolumeClaim` and `huggingFace: {repo, revision, path, endpoint}`, and maybe
+    `credentialsSecretRef: {name}` and `allowPickle`.
     `namespace` and `name` are the adapter's. `secret` is the decoded data of the referenced
     Secret, None if there is none; without a reference the source is read anonymously.
     `on_read` is called with the number of bytes each time some arrived from the source.
@@ -41,7 +45,7 @@ def open_source(
     spec = _as_mapping(source)
     reference = (spec.get("credentialsSecretRef") or {}).get("name")
     keys = read_secret(reference, secret, namespace)
-    given = {key: spec[key] for key in ("s3", "http", "persistentVolumeClaim") if spec.get(key)}
+    given = {key: spec[key] for key in _KINDS if spec.get(key)}
     pickle = spec.get("allowPickle")
     match given:
         case {"s3": s3, **others} if not others:
@@ -74,11 +78,22 @@ def open_source(
                 allow_pickle=True if pickle is None else bool(pickle),
                 on_read=on_read,
             )
+        case {"huggingFace": hub, **others} if not others:
+            return HuggingFaceSource(
+                repo=hub["repo"],
+                revision=hub.get("revision") or "main",
+                path=hub.get("path") or "",
+                endpoint=hub.get("endpoint"),
+                secret=keys,
+                settings=settings,
+                allow_pickle=bool(pickle),
+                on_read=on_read,
+            )
         case _:
             found = ", ".join(given) or "none"
             raise PathNotAllowed(
-                f"{namespace}/{name}: spec.source needs exactly one of s3, http and "
-                f"persistentVolumeClaim, found {found}"
+                f"{namespace}/{name}: spec.source needs exactly one of {', '.join(_KINDS)}, "
+                f"found {found}"
             )
 
 

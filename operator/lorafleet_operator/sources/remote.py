@@ -163,7 +163,9 @@ async def _open(
         where = f"{name} in {reach.connection.where}"
         if response.status in (404, 410):
             # A provider may know better: a bucket that does not exist.
-            failure = reach.explain(response.status, await _start(reach, response), {})
+            failure = reach.explain(
+                response.status, await _start(reach, response), response.headers
+            )
             if failure is not None:
                 raise failure
             return None

@@ -107,9 +107,18 @@ class VolumeTree:
         return await self.run(lambda: self._open(name))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run blocking file work in the volumes' own threads."""
+        """Run blocking file work in the volumes' own threads.
+
+        A volume whose server is gone may hold its thread for ever, but not the adapter's pass.
+        """
         threads = _threads(self._settings.volume_threads)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        limit = self._settings.read_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except TimeoutError:
+            pass
+        raise SourceUnavailable(f"{self.uri}: the volume does not answer for {limit:g} s")
 
     def _open(self, name: str) -> VolumeBlob | None:
         with ExitStack() as held:
