@@ -85,7 +85,7 @@ class AdapterSource(ApiModel):
     persistent_volume_claim: VolumeSource | None = None
     """A volume mounted into the operator."""
     credentials_secret_ref: LocalReference | None = None
-    """Secret with the source's credentials; docs/resources.md lists its keys."""
+    """Secret with the source's credentials; docs/sources.md lists its keys."""
     poll_interval_seconds: Int32 = Field(default=60, ge=0, le=604800)
     """Seconds between looks for changed content; 0 looks only when the spec changes."""
 
