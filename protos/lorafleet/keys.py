@@ -117,7 +117,7 @@ def _other(
         keys.full_weights.append(next(s for s in segments if s in _EMBEDDINGS))
     elif role == "lora_B" or segments[-1] == "bias":
         keys.biases.append(name)
-    elif segments[-1] == "weight" and not role:
+    elif segments[-1] == "weight" and not role and "lora_" not in name:
         keys.base_weights.append(".".join(segments[-2:]))
     else:
         keys.unknown.append(name)
