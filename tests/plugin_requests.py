@@ -33,6 +33,7 @@ def load_for_step(lora: Any, request: Any) -> dict[str, torch.Tensor]:
     `lora` is a WorkerLoRAManager.
     """
     manager = lora._adapter_manager
+    manager.deactivate_adapter(request.lora_int_id)
     for index in range(manager.lora_slots):
         soil(manager, index)
     lora.set_active_adapters({request}, None)

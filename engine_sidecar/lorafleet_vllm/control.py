@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lorafleet_vllm.served_names import ServedNames
 
 _log = logging.getLogger("vllm.lorafleet")
+_GRACE_SECONDS = 0.1
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -235,21 +236,33 @@ class Control:
             if lora_int_id not in self._loaded:
                 return {}
             request = self._loaded[lora_int_id].request
-            names = [
-                n for n in self._names if self._names.peek(n) is request and self._is_published(n)
-            ]
-            if names:
-                raise Refused(f"adapter {lora_int_id} is published as {', '.join(names)}")
-            # From here on nobody can look it up, so the count below can only fall.
+            self._check_unused(lora_int_id)
+            # From here on nobody can look it up; the wait is for a request that was handed from
+            # the task that looked it up to another one that has not reached the engine yet.
             self._names.pop(request.lora_name, None)
-            in_flight = self.in_flight(lora_int_id)
-            if in_flight:
+            try:
+                await asyncio.sleep(_GRACE_SECONDS)
+                self._check_unused(lora_int_id)
+            except BaseException:
                 self._names[request.lora_name] = request
-                raise Refused(f"adapter {lora_int_id} has {in_flight} requests in flight")
+                raise
             await self._engine.remove_lora(lora_int_id)
             del self._loaded[lora_int_id]
             self._names.forget(lora_int_id)
         return {}
+
+    def _check_unused(self, lora_int_id: int) -> None:
+        request = self._loaded[lora_int_id].request
+        names = [
+            name
+            for name in self._names
+            if self._names.peek(name) is request and self._is_published(name)
+        ]
+        if names:
+            raise Refused(f"adapter {lora_int_id} is published as {', '.join(names)}")
+        in_flight = self.in_flight(lora_int_id)
+        if in_flight:
+            raise Refused(f"adapter {lora_int_id} has {in_flight} requests in flight")
 
     def _get(self, lora_int_id: int) -> Loaded:
         try:

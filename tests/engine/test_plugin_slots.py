@@ -270,7 +270,6 @@ def test_a_new_arena_file_is_mapped_and_old_views_stay_valid(engine: Any) -> Non
     arena.unlink()
     arena.write_bytes(content)
     assert differing(load(engine, request(engine, 2, digest)), before) == []
-    engine.manager.deactivate_adapter(1)
     assert differing(load(engine, old), before) == []
 
 
