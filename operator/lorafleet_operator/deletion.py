@@ -27,8 +27,10 @@ async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> list[str]:
     namespace = adapter.metadata.namespace
     pods = [pod for pod in fleet.world.pods.get(namespace) or () if fleet.links.get(pod.uid)]
     await first_answers(fleet, {pod.uid for pod in pods})
-    await asyncio.gather(*(_unload(adapter, engine_view(pod, fleet.links), fleet) for pod in pods))
     chosen = {entry.pod_name for entry in adapter.status.engines}
+    await asyncio.gather(
+        *(_unload(adapter, engine_view(pod, fleet.links), fleet, chosen) for pod in pods)
+    )
     views = [engine_view(pod, fleet.links) for pod in pods]
     return sorted(view.pod.name for view in views if _may_have(view, adapter.key, chosen))
 
@@ -48,12 +50,14 @@ def _may_have(view: EngineView, adapter: str, chosen: set[str]) -> bool:
     return bool(view.loaded(adapter))
 
 
-async def _unload(adapter: LoRAAdapter, view: EngineView, fleet: Fleet) -> None:
+async def _unload(adapter: LoRAAdapter, view: EngineView, fleet: Fleet, chosen: set[str]) -> None:
     link = fleet.links.get(view.uid)
     if link is None or view.problem or view.inventory is None:
         return
     names = {entry.served_name for entry in view.loaded(adapter.key)}
-    if any(entry.adapter == adapter.key for entry in view.inventory.staged):
+    # Asked also where nothing is loaded: what is staged is freed, and a sidecar whose vLLM is
+    # restarting must not load the adapter again.
+    if view.pod.name in chosen or any(e.adapter == adapter.key for e in view.inventory.staged):
         names.add(adapter.served_name)
     drain = adapter.spec.drain_timeout_seconds
     try:

@@ -38,11 +38,8 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any
     """Set the framework up, connect to the API server, serve /healthz and /metrics."""
     ours: OperatorSettings = memo.settings
     configure(settings, pod_selector=ours.pod_selector, namespaces=ours.namespaces)
-    memo.fleet = Fleet(
-        ours,
-        World(indices["engine_pods"], indices["pools"], indices["adapters"]),
-        await reads.connect(),
-    )
+    world = World(*(indices[name] for name in ("engine_pods", "pools", "adapters", "existing")))
+    memo.fleet = Fleet(ours, world, await reads.connect())
     memo.probes = await Probes.start(memo.fleet)
 
 
@@ -93,6 +90,12 @@ def adapters(body: kopf.Body, **_: Any) -> dict[str, KnownAdapter]:
     adapter = LoRAAdapter.model_validate(dict(body))
     pool = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
     return {pool: KnownAdapter(adapter, body["metadata"]["creationTimestamp"])}
+
+
+@kopf.index(*ADAPTERS)
+def existing(body: kopf.Body, **_: Any) -> dict[str, str]:
+    """Index what exists, readable or not: whatever else an engine serves is an orphan."""
+    return {str(body.metadata.namespace): _key(body)}
 
 
 @kopf.on.event(*PODS)

@@ -32,15 +32,23 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
 
+_NOTICEABLE_BYTES: Final = 64 << 20
 _LOG: Final = logging.getLogger(__name__)
 
 
-async def stage(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
-    """Send the wanted content to every chosen engine that lacks it, reading it once."""
+async def stage(
+    facts: Facts, reader: SourceReader, fleet: Fleet, announce: Callable[[], Awaitable[None]]
+) -> None:
+    """Send the wanted content to every chosen engine that lacks it, reading it once.
+
+    `announce` is called before a transfer that people would notice.
+    """
     lacking = [uid for uid in rollout.to_stage(facts.wanted()) if not facts.view(uid).problem]
     if not facts.may_act or not lacking or facts.source_error is not None:
         return
     links = {uid: link for uid in lacking if (link := fleet.links.get(uid)) is not None}
+    if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
+        await announce()
     async with fleet.transfers:
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
             try:

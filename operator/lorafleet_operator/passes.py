@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
-from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.deletion import let_go, overdue
 from lorafleet_operator.pool_pass import reconcile_pool
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.report import Report
 
 _LOG: Final = logging.getLogger(__name__)
 _DELETION_POLL_SECONDS: Final = 2.0
@@ -26,24 +28,14 @@ _DELETION_POLL_SECONDS: Final = 2.0
 async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     """Reconcile an adapter and write its status; return False if it should be tried again soon."""
     adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
+    publish = partial(_publish, body, fleet)
     with metrics.RECONCILE_SECONDS.labels(names.ADAPTER_KIND).time():
-        result = await reconcile(adapter, body["metadata"]["creationTimestamp"], fleet)
+        created = body["metadata"]["creationTimestamp"]
+        result = await reconcile(adapter, created, fleet, announce=publish)
     if result.error_reason:
         metrics.RECONCILE_ERRORS.labels(result.error_reason).inc()
         _LOG.info("%s: %s: %s", adapter.key, result.error_reason, result.error)
-    await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
-    for entry in transitions(adapter.status.conditions, result.status.conditions):
-        _LOG.info(
-            "%s: %s=%s %s: %s", adapter.key, entry.type, entry.status, entry.reason, entry.message
-        )
-        await post_event(
-            fleet.api,
-            names.ADAPTER_KIND,
-            body,
-            type_="Normal" if entry.status == "True" else "Warning",
-            reason=entry.reason,
-            message=f"{entry.type}: {entry.message}",
-        )
+    await publish(result)
     metrics.show_adapter(
         adapter.metadata.namespace,
         adapter.metadata.name,
@@ -54,6 +46,28 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     )
     fleet.alive()
     return not result.retry
+
+
+async def _publish(body: Mapping[str, Any], fleet: Fleet, result: Report) -> None:
+    """Write the status, and post Events about what has changed in it."""
+    before = LoRAAdapterStatus.model_validate(fleet.writer.newest(body))
+    await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
+    metadata = body["metadata"]
+    for entry in transitions(before.conditions, result.status.conditions):
+        _LOG.info(
+            "%s/%s: %s=%s %s: %s",
+            metadata["namespace"],
+            metadata["name"],
+            *(entry.type, entry.status, entry.reason, entry.message),
+        )
+        await post_event(
+            fleet.api,
+            names.ADAPTER_KIND,
+            body,
+            type_="Normal" if entry.status == "True" else "Warning",
+            reason=entry.reason,
+            message=f"{entry.type}: {entry.message}",
+        )
 
 
 async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:

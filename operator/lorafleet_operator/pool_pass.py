@@ -37,7 +37,7 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
     Runs only after the framework has listed all adapters. Such names are left behind when the
     operator was away during a deletion, or the engine was.
     """
-    existing = fleet.world.adapter_keys(pool.metadata.namespace)
+    existing = set(fleet.world.existing.get(pool.metadata.namespace) or ())
     for view in pool_engines(pool, fleet.world, fleet.links):
         link = fleet.links.get(view.uid)
         names = orphans(view, pool.metadata.namespace, existing)

@@ -7,6 +7,7 @@ leaves a state that the next one goes on from.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.facts import Facts
@@ -17,13 +18,23 @@ from lorafleet_operator.report import report
 from lorafleet_operator.resolve import SourceReader, preflight, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
 
 
-async def reconcile(adapter: LoRAAdapter, created: str, fleet: Fleet) -> Report:
-    """Bring the fleet one pass nearer to what `adapter` wants; return what to say about it."""
+async def reconcile(
+    adapter: LoRAAdapter,
+    created: str,
+    fleet: Fleet,
+    announce: Callable[[Report], Awaitable[None]],
+) -> Report:
+    """Bring the fleet one pass nearer to what `adapter` wants; return what to say about it.
+
+    `announce` is told what there is to say before a long transfer.
+    """
     facts = Facts(adapter, created)
     await observe(facts, fleet)  # the pool, its engines, and who else has the adapter
     async with SourceReader(facts, fleet) as reader:
@@ -31,9 +42,15 @@ async def reconcile(adapter: LoRAAdapter, created: str, fleet: Fleet) -> Report:
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should
         if not facts.paused:
-            await stage(facts, reader, fleet)  # its bytes into their arenas
+            say = partial(announce_now, facts, announce)
+            await stage(facts, reader, fleet, say)  # its bytes into their arenas
     if not facts.paused:
         await load(facts, fleet)  # beside the revision that they serve
         await publish(facts, fleet)  # the served name moves, once all have it
         await retire(facts, fleet)  # what nobody wants any more
     return report(facts)
+
+
+async def announce_now(facts: Facts, announce: Callable[[Report], Awaitable[None]]) -> None:
+    """Say what is known in the middle of a pass."""
+    await announce(report(facts))

@@ -163,7 +163,7 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "volume_root": Path,
     "allow_private_addresses": _bool,
     "resync_seconds": _seconds,
-    "chunk_bytes": _within(4096, 16 << 20),
+    "chunk_bytes": _within(64 << 10, 16 << 20),
     "window_chunks": _within(2, 1024),
     "transfers": _within(1, 64),
     "stall_seconds": _seconds,

@@ -108,6 +108,8 @@ class World:
     """By namespace."""
     adapters: Mapping[str, Collection[KnownAdapter]]
     """By the key of their pool, `<namespace>/<pool name>`."""
+    existing: Mapping[str, Collection[str]]
+    """Keys of all adapters, by namespace: also of those that this version cannot read."""
 
     def pool(self, namespace: str, name: str) -> EnginePool | None:
         """Return the pool, None if there is none."""
@@ -119,16 +121,6 @@ class World:
         pods = self.pods.get(pool.metadata.namespace) or ()
         labels = pool.spec.selector.match_labels
         return sorted((pod for pod in pods if pod.matches(labels)), key=lambda pod: pod.name)
-
-    def adapter_keys(self, namespace: str) -> set[str]:
-        """Return the keys of all adapters of a namespace."""
-        prefix = f"{namespace}/"
-        return {
-            adapter.key
-            for pool, adapters in self.adapters.items()
-            if pool.startswith(prefix)
-            for adapter in adapters
-        }
 
 
 @dataclass(frozen=True)

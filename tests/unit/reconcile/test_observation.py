@@ -1,0 +1,122 @@
+"""From inventories to the planner's terms, to wake-ups, to pool status, to orphans."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.api.v1alpha1 import EngineHealth
+from lorafleet_operator.cluster.reads import engine_pod
+from lorafleet_operator.cluster.writes import merge_patch
+from lorafleet_operator.deletion import overdue
+from lorafleet_operator.fleet import adapters_affected
+from lorafleet_operator.place import name_owner, snapshot
+from lorafleet_operator.pool_pass import orphans, pool_status
+from operator_builders import adapter, engine, facts, known, loaded, pool, staged
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+def test_an_engine_that_restarts_counts_as_well_for_the_time_of_grace() -> None:
+    starting = {"health": pb.ENGINE_HEALTH_STARTING}
+    assert snapshot(engine(ill_for=10, **starting), 60, None).healthy
+    assert not snapshot(engine(ill_for=61, **starting), 60, None).healthy
+    assert not snapshot(engine(ill_for=float("inf"), **starting), 60, None).healthy
+    refused = engine(ill_for=1, health=pb.ENGINE_HEALTH_REFUSED, health_message="no --enable-lora")
+    found = snapshot(refused, 60, None)
+    assert (found.health, found.health_message) == (EngineHealth.REFUSED, "no --enable-lora")
+
+
+def test_of_adapters_with_one_served_name_the_oldest_owns_it_then_the_first_by_name() -> None:
+    rivals = [
+        known("b", "2026-01-01T00:00:00Z", servedName="shared"),
+        known("a", "2026-01-02T00:00:00Z", servedName="shared"),
+        known("z", "2025-01-01T00:00:00Z"),
+    ]
+    mine = facts(adapter=adapter("c", servedName="shared"))
+    assert name_owner(mine, rivals) == "team-a/b"
+    first = facts(adapter=adapter("a", servedName="shared"))
+    assert name_owner(first, rivals) is None
+
+
+def test_a_load_wakes_its_own_adapter_alone() -> None:
+    before = engine("e", staged(), loaded()).inventory
+    other = loaded(adapter="team-a/chat", served_name="team-a/chat")
+    after = engine("e", staged(), loaded(), other).inventory
+    assert adapters_affected(before, after, in_contact=True) == {"team-a/chat"}
+
+
+def test_running_requests_wake_nobody_and_a_new_start_of_vllm_wakes_all() -> None:
+    before = engine("e", loaded()).inventory
+    busy = engine("e", loaded(in_flight=7)).inventory
+    assert adapters_affected(before, busy, in_contact=True) == set()
+    restarted = engine("e", loaded(), engine_instance="i2").inventory
+    assert adapters_affected(before, restarted, in_contact=True) is None
+    assert adapters_affected(before, before, in_contact=False) is None
+
+
+def test_orphans_are_names_of_adapters_that_do_not_exist_in_the_pools_namespace() -> None:
+    view = engine(
+        "e",
+        loaded(),
+        loaded(adapter="team-a/gone", served_name="old"),
+        loaded(adapter="team-b/other", served_name="other"),
+        loaded(adapter="", served_name="by-hand"),
+    )
+    assert orphans(view, "team-a", {"team-a/sql"}) == [("team-a/gone", "old")]
+    silent = engine("e", loaded(adapter="team-a/gone"), problem="no answer")
+    assert orphans(silent, "team-a", set()) == []
+
+
+def test_a_pool_says_in_the_sidecars_words_what_is_wrong_with_an_engine() -> None:
+    text = "engine answered 401: set spec.engine.apiKeySecret"
+    refused = engine("e-1", health=pb.ENGINE_HEALTH_REFUSED, health_message=text)
+    status = pool_status(pool(), [engine("e-0"), refused], NOW)
+    by_type = {entry.type: entry for entry in status.conditions}
+    assert by_type["EnginesReady"].reason == "EngineRefused"
+    assert by_type["EnginesReady"].message == f"engine e-1: {text}"
+    assert status.engines[0].message == text
+    assert status.engines_summary == "1/2"
+
+
+def test_a_pool_says_which_engine_runs_without_the_plugin_and_why() -> None:
+    text = "vLLM 0.25.0 is outside 0.26 to 0.33"
+    stock = engine("e-0", health=pb.ENGINE_HEALTH_STOCK, plugin_message=text)
+    status = pool_status(pool(), [stock], NOW)
+    by_type = {entry.type: entry for entry in status.conditions}
+    assert by_type["EnginesReady"].status == "True"
+    assert (by_type["PluginActive"].status, by_type["PluginActive"].reason) == (
+        "False",
+        "PluginInactive",
+    )
+    assert by_type["PluginActive"].message == f"engine e-0: {text}"
+
+
+def test_a_deletion_is_overdue_by_its_own_timestamp_so_a_restart_does_not_begin_anew() -> None:
+    going = adapter().model_copy(
+        update={
+            "metadata": adapter().metadata.model_copy(
+                update={"deletion_timestamp": "2026-11-29T11:58:30Z"}
+            )
+        }
+    )
+    assert not overdue(going, 120, NOW)
+    assert overdue(going, 60, NOW)
+    assert not overdue(adapter(), 60, NOW)
+
+
+def test_a_status_patch_holds_only_what_changed_and_removes_what_went() -> None:
+    old = {"digest": "a", "rank": 8, "engines": [{"podName": "x"}]}
+    new = {"digest": "b", "engines": [{"podName": "x"}]}
+    assert merge_patch(old, new) == {"digest": "b", "rank": None}
+    assert merge_patch(new, new) == {}
+
+
+def test_a_pod_that_is_being_deleted_is_not_dialled() -> None:
+    metadata = {"namespace": "a", "name": "e", "uid": "u", "labels": {"app": "vllm"}}
+    body = {"metadata": metadata, "status": {"phase": "Running", "podIP": "10.0.0.1"}}
+    assert engine_pod(body).running
+    assert engine_pod(body).matches({"app": "vllm"})
+    assert not engine_pod(body).matches({})
+    going = {**body, "metadata": {**metadata, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert not engine_pod(going).running
