@@ -130,6 +130,22 @@ async def test_a_server_without_ranges_is_read_in_one_pass(
     await source.aclose()
 
 
+@pytest.mark.parametrize("etag", ['"v1"', None])
+@pytest.mark.parametrize("ranges", [True, False])
+async def test_reads_ahead_of_one_another_are_each_right(
+    server: LyingServer, ranges: bool, etag: str | None
+) -> None:
+    server.ranges, server.etag = ranges, etag
+    source = opened(server)
+    found = await source.resolve()
+    server.requests.clear()
+    starts = range(0, found.data_bytes, 100_000)
+    reads = [found.read(at, min(100_000, found.data_bytes - at)) for at in starts]
+    assert b"".join(await asyncio.gather(*reads)) == DATA
+    assert ranges or len(server.requests) <= 1, "one pass, although several reads wait at once"
+    await source.aclose()
+
+
 @pytest.mark.parametrize("honours_conditions", [True, False])
 @pytest.mark.parametrize("ranges", [True, False])
 async def test_another_etag_midway_is_noticed(

@@ -16,6 +16,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MAX_LINKS = 40
+_YEAR_9999 = 253402300799
 _MAX_WRITTEN_LINK = 255
 _WRITTEN_LINK = re.compile(rb"((?:\.\./)+blobs/[0-9A-Za-z]+)\n?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -215,7 +217,9 @@ class VolumeBlob:
         self.size = state.size
         self.linked = linked
         self.identity = f"{state.device}:{state.inode}:{state.size}:{state.mtime_ns}"
-        self.revision = f"{state.mtime_ns // 1_000_000_000}-{state.size}"
+        seconds = min(max(state.mtime_ns // 1_000_000_000, 0), _YEAR_9999)
+        written = datetime.fromtimestamp(seconds, UTC)
+        self.revision = f"{written:%Y-%m-%dT%H:%M:%SZ}"
         self._tree = tree
         self._route = route
         self._state = state

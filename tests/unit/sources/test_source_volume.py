@@ -58,6 +58,8 @@ async def test_an_adapter_is_read_and_its_bytes_are_counted(claim: Path) -> None
     before = sum(count)
     assert await read_all(found, 1000) == data_of(files[WEIGHTS])
     assert sum(count) - before == found.data_bytes
+    os.utime(claim / "sql" / WEIGHTS, (1_000_000_000, 1_000_000_000))
+    assert (await resolved(claim)).revision == "2001-09-09T01:46:40Z"
     assert found.normalized == ()
 
 
