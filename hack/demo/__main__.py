@@ -19,13 +19,18 @@ from demo.story import Story
 RUN = prepare.CACHE / "run"
 
 
-def _interrupted(number: int, _frame: object) -> NoReturn:
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    """End the story; a second Ctrl-C must not keep the processes from being ended."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    print("\nstopping everything that runs", file=sys.stderr, flush=True)
     raise KeyboardInterrupt
 
 
 def main() -> int:
     """Run the demo; 0, or 1 after one line that says what to do."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     shutil.rmtree(RUN, ignore_errors=True)
     started = time.monotonic()
     try:
@@ -33,7 +38,7 @@ def main() -> int:
             Story(fleet).tell()
             step("stopping everything")
     except KeyboardInterrupt:
-        print("stopped; everything that ran is ended", file=sys.stderr)
+        print("stopped before the end; everything that ran is ended", file=sys.stderr)
         return 130
     except Exception as error:  # the last place where it can become one line
         trace = RUN / "logs" / "demo.log"
