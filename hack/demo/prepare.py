@@ -26,7 +26,8 @@ _BINARIES = ("etcd", "kube-apiserver", "versitygw")
 def start_binaries(stack: LocalStack) -> LocalProcess:
     """Start to build what is missing of etcd, kube-apiserver and the S3 server."""
     # Behind the training, whose threads wait for one another.
-    command = ["nice", "-n", "10", REPOSITORY / "hack" / "build-binaries", *_BINARIES]
+    build = str(REPOSITORY / "hack" / "build-binaries")
+    command = ["nice", "-n", "10", build, *_BINARIES]
     return stack.start("binaries", command)
 
 
