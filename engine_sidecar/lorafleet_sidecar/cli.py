@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lorafleet.buffers import reuse_large_buffers
 from lorafleet.errors import EngineUnreachable, LorafleetError
 
 from lorafleet_sidecar.engine import EngineClient
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb; exits 0, or 1 with one line on stderr, or 2 for wrong usage or settings."""
     arguments = _parser().parse_args(argv)
+    reuse_large_buffers()
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

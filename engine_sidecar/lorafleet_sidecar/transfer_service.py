@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from lorafleet.buffers import reuse_large_buffers
 from lorafleet.errors import LorafleetError, TransferInterrupted
 from lorafleet.frames import (
     ChunkFrame,
@@ -132,7 +131,6 @@ async def add_transfer_service(
     handlers for a method gRPC takes the one registered last. Pass `MESSAGE_OPTIONS` to the
     server. Call `close` of the result after the server has stopped.
     """
-    reuse_large_buffers()
     service = TransferService(store, profile_source, settings or TransferSettings())
     handlers = {
         "StageAdapter": grpc.stream_stream_rpc_method_handler(

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run() -> int:
     import kopf
+    from lorafleet.buffers import reuse_large_buffers
 
     from lorafleet_operator import handlers  # noqa: F401 - registers them
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
@@ -44,6 +45,7 @@ def _run() -> int:
     except InvalidSetting as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2
+    reuse_large_buffers()
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

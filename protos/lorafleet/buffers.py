@@ -6,17 +6,21 @@ import ctypes
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 
 def reuse_large_buffers() -> None:
-    """Let glibc serve buffers of up to 32 MiB from its heap and keep 64 MiB of it.
+    """Let glibc serve buffers of up to 32 MiB from two heaps and keep 64 MiB of each.
 
     By default a buffer of a few MiB is mapped anew for each message and unmapped after it, and
     the page faults cost more than the copy: a sender of 4 MiB chunks spends 1.0 s of CPU a GiB
-    without this call and 0.26 s with it. Process-wide; no-op on other C libraries.
+    without this call and 0.26 s with it. A heap for each thread, which is
+    glibc's way, would keep several times the memory (423 MiB against 116 on 16 cores).
+    Process-wide, to be called before threads start; no-op on other C libraries.
     """
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 2)
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
