@@ -43,7 +43,12 @@ async def stage(
 
     `announce` is called before a transfer that people would notice.
     """
-    lacking = [uid for uid in rollout.to_stage(facts.wanted()) if not facts.view(uid).problem]
+    # An engine that has not said what it takes is sent nothing: checks come before bytes.
+    lacking = [
+        uid
+        for uid in rollout.to_stage(facts.wanted())
+        if uid in facts.verdicts and not facts.view(uid).problem
+    ]
     if not facts.may_act or not lacking or facts.source_error is not None:
         return
     links = {uid: link for uid in lacking if (link := fleet.links.get(uid)) is not None}

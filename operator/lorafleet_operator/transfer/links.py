@@ -138,7 +138,6 @@ class EngineLink:
         self.heard_at = asyncio.get_running_loop().time()
         previous, had_contact = self.inventory, self.in_contact
         self.problem = ""
-        self.tried.set()
         if inventory.health in _TAKES_ORDERS:
             self._well_at = self.heard_at
         # Two calls may overtake each other; a sidecar that restarts begins to count anew.
@@ -159,6 +158,8 @@ class EngineLink:
             # Before vLLM was ever up there is no profile: the health says so already.
             self._profile_of = None
             return
+        finally:
+            self.tried.set()
         self._profile_of = version
         if profile != self.profile:
             self.profile = profile

@@ -1,0 +1,221 @@
+"""Whole passes against real sidecars and fake engines, without an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubernetes.aio.client import ApiClient
+from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+from lorafleet_operator.cluster.reads import EnginePod
+from lorafleet_operator.deletion import let_go
+from lorafleet_operator.fleet import Fleet
+from lorafleet_operator.pool_pass import reconcile_pool
+from lorafleet_operator.reconcile import reconcile
+from lorafleet_operator.settings import OperatorSettings
+from lorafleet_operator.world import KnownAdapter, World
+from operator_builders import adapter as built
+from operator_builders import pool
+from sidecar_rig import Rig, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from lorafleet_operator.report import Report
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+class Operator:
+    """A fleet over rigs; `apply` runs one pass over an adapter and keeps its status."""
+
+    def __init__(self, fleet: Fleet, root: Path) -> None:
+        self.fleet = fleet
+        self.root = root
+        self.announced: list[Report] = []
+
+    def put(self, name: str, case: str) -> None:
+        target = self.root / "team-a" / "claim" / name
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(CASES / case, target)
+
+    def adapter(self, name: str, case: str = "d01-plain-bf16", **spec: Any) -> LoRAAdapter:
+        self.put(name, case)
+        claim = {"claimName": "claim", "path": name}
+        made = built(name, source={"persistentVolumeClaim": claim}, **spec)
+        self.keep(made)
+        return made
+
+    def keep(self, made: LoRAAdapter) -> None:
+        """Make it what the watches have brought."""
+        known = [k for k in self.fleet.world.adapters["team-a/pool"] if k.key != made.key]
+        created = "2026-01-01T00:00:00Z"
+        self.fleet.world.adapters["team-a/pool"][:] = [*known, KnownAdapter(made, created)]  # type: ignore[index]
+        self.fleet.world.existing["team-a"][:] = [  # type: ignore[index]
+            k.key for k in self.fleet.world.adapters["team-a/pool"]
+        ]
+
+    async def apply(self, made: LoRAAdapter) -> LoRAAdapter:
+        async def announce(said: Report) -> None:
+            self.announced.append(said)
+
+        found = await reconcile(made, "2026-01-01T00:00:00Z", self.fleet, announce)
+        after = made.model_copy(update={"status": found.status})
+        self.keep(after)
+        return after
+
+    def forget_sources(self) -> None:
+        self.fleet.memory.__init__()  # type: ignore[misc] # as after a restart of the operator
+
+
+@asynccontextmanager
+async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
+    pods = [
+        EnginePod(
+            "team-a", f"engine-{i}", rig.sidecar._settings.pod_uid, "127.0.0.1", (("app", "vllm"),)
+        )
+        for i, rig in enumerate(rigs)
+    ]
+    world = World({"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []})
+    async with ApiClient() as api:
+        fleet = Fleet(OperatorSettings(volume_root=root / "sources"), world, api)
+        # Rigs share an address, so each pod's port is its own.
+        from lorafleet_operator.transfer.links import Endpoint
+
+        fleet.links.sync(
+            [
+                Endpoint(pod.key, pod.uid, "127.0.0.1", rig.sidecar.port)
+                for pod, rig in zip(pods, rigs, strict=True)
+            ],
+            {pod.uid for pod in pods},
+        )
+        yield Operator(fleet, root / "sources")
+        await fleet.links.close()
+
+
+def ready(made: LoRAAdapter) -> tuple[str, str, str]:
+    found = next(c for c in made.status.conditions if c.type == "Ready")
+    return found.status, found.reason, found.message
+
+
+async def test_one_pass_brings_an_adapter_from_nothing_to_ready(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1") as b,
+        operator(tmp_path, a, b) as op,
+    ):
+        sql = await op.apply(op.adapter("sql"))
+        assert ready(sql)[:2] == ("True", "Ready")
+        assert await a.answer("team-a/sql") == sql.status.digest[7:19]
+        assert await b.answer("team-a/sql") == sql.status.digest[7:19]
+        again = await op.apply(sql)
+        assert again.status.to_api() == sql.status.to_api()
+        assert a.engine.loads == b.engine.loads == [("team-a/sql", sql.status.digest)]
+
+
+async def test_two_adapters_of_one_content_are_ready_after_one_pass_each(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        both = await asyncio.gather(op.apply(op.adapter("sql")), op.apply(op.adapter("chat")))
+        assert [ready(made) for made in both] == [
+            ("True", "Ready", "all engines serve the wanted revision")
+        ] * 2
+        op.forget_sources()
+        for link in op.fleet.links.all():
+            link.digests.clear()
+        again = [await op.apply(made) for made in both]
+        assert [ready(made)[0] for made in again] == ["True", "True"]
+        assert len(a.engine.loads) == 2
+
+
+async def test_a_revision_that_one_engine_refuses_is_published_nowhere_and_taken_out_again(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1") as b,
+        operator(tmp_path, a, b) as op,
+    ):
+        sql = await op.apply(op.adapter("sql"))
+        old = sql.status.digest
+        # Another adapter tells what the digest of the new content will be.
+        probe = await op.apply(op.adapter("probe", "d02-all-fp32"))
+        assert await let_go(probe, op.fleet) == []
+        b.engine.behaviour.refuse[probe.status.digest] = "CUDA error: no"
+        op.put("sql", "d02-all-fp32")
+        op.forget_sources()
+        sql = await op.apply(sql)
+        status, reason, message = ready(sql)
+        assert (status, reason) == ("False", "EngineRejected")
+        assert "CUDA error: no" in message
+        assert f"{old[:19]} keeps serving team-a/sql" in message
+        assert await a.answer("team-a/sql") == old[7:19]
+        assert await b.answer("team-a/sql") == old[7:19]
+        assert {r.digest for r in b.engine.revisions.values()} == {old}
+
+
+async def test_a_restarted_operator_needs_no_source_for_what_is_served(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql"))
+        shutil.rmtree(op.root)
+        op.forget_sources()
+        again = await op.apply(sql)
+        assert ready(again)[:2] == ("True", "Ready")
+        assert await a.answer("team-a/sql") == sql.status.digest[7:19]
+
+
+async def test_an_engine_that_leaves_the_plan_unloads_and_a_deleted_adapter_goes_everywhere(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1") as b,
+        operator(tmp_path, a, b) as op,
+    ):
+        sql = await op.apply(op.adapter("sql"))
+        fewer = op.adapter("sql", placement={"policy": "Spread", "replicas": 1})
+        sql = await op.apply(fewer.model_copy(update={"status": sql.status}))
+        assert ready(sql)[0] == "True"
+        assert sorted(len(rig.engine.served) for rig in (a, b)) == [0, 1]
+        assert await let_go(sql, op.fleet) == []
+        assert [rig.engine.served for rig in (a, b)] == [{}, {}]
+        assert [rig.sidecar.store.revisions() for rig in (a, b)] == [[], []]
+
+
+async def test_a_pool_unloads_what_belongs_to_nobody_and_nothing_else(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        await op.apply(op.adapter("sql"))
+        gone = await op.apply(op.adapter("gone", "d02-all-fp32"))
+        op.fleet.world.existing["team-a"].remove(gone.key)  # type: ignore[attr-defined]
+        status = await reconcile_pool(pool(), op.fleet)
+        assert set(a.engine.served) == {"team-a/sql"}
+        assert status.engines_summary == "1/1"
+
+
+async def test_an_engine_that_restarts_takes_readiness_away_until_it_serves_again(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql"))
+        link = op.fleet.links.all()[0]
+        await a.engine.kill()
+        await until(lambda: link.inventory is not None and not link.inventory.loaded)
+        sql = await op.apply(sql)
+        assert ready(sql)[:2] == ("False", "EngineUnreachable")
+        assert sql.status.desired_engines == 1
+        await a.engine.start()
+        await until(lambda: link.inventory is not None and link.inventory.loaded)
+        await until(lambda: a.engine.served)
+        await link.refresh()
+        sql = await op.apply(sql)
+        assert ready(sql)[0] == "True"
