@@ -66,8 +66,15 @@ def test_peft_loads_the_canonical_image(case: str, tmp_path: Path) -> None:
             assert found[key] == pytest.approx(wanted[key], rel=1e-9, abs=1e-9), (name, key)
 
 
-@pytest.mark.parametrize("parameters", [["gate_up_proj", "down_proj"], ["gate_up_proj"]])
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(
+    ("parameters", "rank"),
+    [
+        (["gate_up_proj", "down_proj"], 1),
+        (["down_proj", "gate_up_proj"], 3),
+        (["gate_up_proj"], 2),
+        (["down_proj"], 2),
+    ],
+)
 def test_what_peft_writes_for_target_parameters(
     parameters: list[str], rank: int, tmp_path: Path
 ) -> None:

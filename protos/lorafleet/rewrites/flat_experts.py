@@ -78,17 +78,26 @@ def flat_pairs(
     gate_up, down = targets[:-1], targets[-1:]
     if len(pairs) == 2:
         roles = [(pairs["base_layer"], GATE_UP, gate_up), (pairs[""], DOWN, down)]
-    else:
-        only = next(iter(pairs.values()))
-        options = [(only, GATE_UP, gate_up), (only, DOWN, down)]
-        named = {name.rpartition(".")[2] for name in config.target_parameters}
-        roles = [role for role in options if role[1] in named] or options
-        if len(roles) > 1:
-            flat = [_flat_pair(role, config) for role in roles]
-            roles = [r for r, f in zip(roles, flat, strict=True) if f.fits(False) or f.fits(True)]
-        if len(roles) != 1:
-            raise InvalidAdapter(f"cannot tell which parameter {shown(only.name)} adapts")
-    return [_flat_pair(role, config) for role in roles]
+        usual = [_flat_pair(role, config) for role in roles]
+        if _fit(usual):
+            return usual
+        # A model that declares down_proj first has the wrappers the other way round.
+        roles = [(pairs[""], GATE_UP, gate_up), (pairs["base_layer"], DOWN, down)]
+        swapped = [_flat_pair(role, config) for role in roles]
+        return swapped if _fit(swapped) else usual
+    only = next(iter(pairs.values()))
+    roles = [(only, GATE_UP, gate_up), (only, DOWN, down)]
+    named = {name.rpartition(".")[2] for name in config.target_parameters}
+    flat = [_flat_pair(role, config) for role in roles if role[1] in named]
+    if len(flat) != 1:
+        flat = [pair for pair in (_flat_pair(role, config) for role in roles) if _fit([pair])]
+    if len(flat) != 1:
+        raise InvalidAdapter(f"cannot tell which parameter {shown(only.name)} adapts")
+    return flat
+
+
+def _fit(flat: Sequence[FlatPair]) -> bool:
+    return any(all(pair.fits(turned) for pair in flat) for turned in (False, True))
 
 
 def is_transposed(flat: Sequence[FlatPair], config: AdapterConfig) -> bool:

@@ -153,6 +153,14 @@ def test_target_parameters_in_both_orientations(
     assert_updates(found, wanted_of(experts, 2.0))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_wrappers_the_other_way_round_are_told_by_shapes(transposed: bool) -> None:
+    experts = each_expert(2)
+    fused = flat(gate_up(experts), transposed)
+    tensors = flat_tensors({"": fused, ".base_layer": flat(experts["down_proj"], transposed)})
+    assert_updates(updates(tensors, r=2), wanted_of(experts, 4.0))
+
+
 @pytest.mark.parametrize("parameter", ["gate_up_proj", "down_proj"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_single_wrapper_is_told_by_target_parameters(parameter: str, transposed: bool) -> None:
