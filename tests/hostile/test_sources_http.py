@@ -182,6 +182,20 @@ async def test_other_content_under_no_validator_is_noticed(server: LyingServer) 
     await source.aclose()
 
 
+async def test_a_long_etag_is_cut_in_the_status_and_kept_in_the_comparison(
+    server: LyingServer,
+) -> None:
+    server.etag = '"' + "e" * 3000 + '1"'
+    source = opened(server)
+    found = await source.resolve()
+    assert len(found.revision) == 64
+    server.etag = '"' + "e" * 3000 + '2"'
+    with pytest.raises(SourceChanged) as caught:
+        await found.read(200_000, 10)
+    assert len(str(caught.value)) < 400
+    await source.aclose()
+
+
 async def test_another_size_under_the_same_etag_is_noticed(server: LyingServer) -> None:
     source = opened(server)
     found = await source.resolve()

@@ -120,3 +120,9 @@ def checked_relative_path(path: str, what: str) -> str:
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts):
         raise PathNotAllowed(f"{what} {path!r} must be relative, without '..', '.' or '//'")
     return "/".join(parts)
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """Return text from outside as it may stand in a message: printable and of bounded length."""
+    cut = text if len(text) <= limit else text[: limit - 2] + ".."
+    return "".join(c if c.isprintable() else "?" for c in cut)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lorafleet.errors import SourceChanged, SourceError, SourceNotFound, SourceUnavailable
 
+from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.validators import Part, Validator
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ class RemoteBlob:
         self.size = size
         self.validator = validator
         self.identity = f"{validator}, {size} bytes"
-        self.revision = (validator.etag or validator.last_modified or f"{size} bytes").strip('"')
+        told = validator.etag or validator.last_modified or f"{size} bytes"
+        self.revision = one_line(told.strip('"'), 64)
         self._where = f"{name} in {reach.connection.where}"
         self._reach = reach
         self._locate = locate
@@ -299,7 +301,9 @@ class RemoteBlob:
         """Return which bytes the answer carries, after comparing it with what was opened."""
         found = Validator.of(response.headers)
         if found != self.validator:
-            raise SourceChanged(f"{self._where}: changed since it was resolved ({found})")
+            raise SourceChanged(
+                f"{self._where}: changed since it was resolved ({one_line(str(found))})"
+            )
         part = Part.of(response.status, response.headers)
         if part is None or part.start not in (0, start):
             raise SourceUnavailable(f"{self._where}: the answer carries other bytes than asked for")

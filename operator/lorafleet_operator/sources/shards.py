@@ -12,6 +12,7 @@ from lorafleet.header import SafetensorsHeader, TensorEntry, render_header
 
 from lorafleet_operator.sources import bounds
 from lorafleet_operator.sources.base import Blob, Segment, Tree
+from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.weights import (
     SafetensorsFile,
     Weights,
@@ -39,7 +40,7 @@ async def read_shards(tree: Tree, index: Blob, settings: bounds.SourceSettings) 
     for name in names:
         blob = await tree.open(_plain_name(name, index.name))
         if blob is None:
-            raise InvalidAdapter(f"{name} is missing (named in {index.name})")
+            raise InvalidAdapter(f"{one_line(name)} is missing (named in {index.name})")
         files.append(await read_safetensors(blob, settings))
     return await asyncio.to_thread(_merge, index, files, weight_map)
 
@@ -59,7 +60,9 @@ def _weight_map(name: str, text: bytes) -> dict[str, str]:
 
 def _plain_name(name: str, index: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\\" in name or not name.isprintable():
-        raise PathNotAllowed(f"{index} names the file {name!r}, which is not a plain file name")
+        raise PathNotAllowed(
+            f"{index} names the file {one_line(name)!r}, which is not a plain file name"
+        )
     return name
 
 
@@ -71,10 +74,12 @@ def _merge(index: Blob, files: list[SafetensorsFile], weight_map: Mapping[str, s
         for entry in file.header.tensors:
             named = weight_map.get(entry.name)
             if named is None:
-                raise InvalidAdapter(f"{file.blob.name} holds {entry.name}, not in {index.name}")
+                raise InvalidAdapter(
+                    f"{file.blob.name} holds {one_line(entry.name)}, not in {index.name}"
+                )
             if named != file.blob.name:
                 raise InvalidAdapter(
-                    f"two tensors for {entry.name}: {index.name} names {named}, "
+                    f"two tensors for {one_line(entry.name)}: {index.name} names {named}, "
                     f"{file.blob.name} holds it too"
                 )
             entries.append(replace(entry, begin=start + entry.begin, end=start + entry.end))
@@ -84,7 +89,7 @@ def _merge(index: Blob, files: list[SafetensorsFile], weight_map: Mapping[str, s
     missing = weight_map.keys() - {entry.name for entry in entries}
     if missing:
         first = min(missing)
-        raise InvalidAdapter(f"{weight_map[first]} lacks {first} (named in {index.name})")
+        raise InvalidAdapter(f"{weight_map[first]} lacks {one_line(first)} (named in {index.name})")
     merged = SafetensorsHeader(tuple(entries), dict(files[0].header.metadata), start)
     return Weights(
         header_bytes=render_header(merged)[8:],

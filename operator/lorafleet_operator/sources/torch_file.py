@@ -14,6 +14,7 @@ from lorafleet.header import SafetensorsHeader, TensorEntry, render_header
 
 from lorafleet_operator.sources import bounds
 from lorafleet_operator.sources.base import Blob, Segment
+from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.strided import StridedBlob, is_contiguous, span
 from lorafleet_operator.sources.torch_pickle import ITEM_BYTES, StoredTensor, stored_tensors
 from lorafleet_operator.sources.weights import Weights, read_span
@@ -72,11 +73,11 @@ async def _member(blob: Blob, archive: Archive, name: str, limit: int) -> bytes:
 def _storage_entry(blob: Blob, archive: Archive, name: str, tensor: StoredTensor) -> Entry:
     entry = archive.find(f"data/{tensor.storage}")
     if entry is None:
-        raise InvalidAdapter(f"{blob.name} lacks the storage of {name}")
+        raise InvalidAdapter(f"{blob.name} lacks the storage of {one_line(name)}")
     wanted = (tensor.offset + span(tensor.shape, tensor.strides)) * ITEM_BYTES[tensor.dtype]
     if wanted > entry.size:
         raise InvalidAdapter(
-            f"{name} in {blob.name} reaches to byte {wanted} of a storage of {entry.size} bytes"
+            f"{one_line(name)} in {blob.name} reaches to byte {wanted} of a storage of {entry.size} bytes"
         )
     return entry
 
@@ -110,4 +111,4 @@ def _place(blob: Blob, start: int, name: str, tensor: StoredTensor) -> tuple[Blo
     try:
         return StridedBlob(blob, start, tensor.shape, tensor.strides, ITEM_BYTES[tensor.dtype]), 0
     except ValueError as error:
-        raise InvalidAdapter(f"{name} in {blob.name} {error}") from None
+        raise InvalidAdapter(f"{one_line(name)} in {blob.name} {error}") from None

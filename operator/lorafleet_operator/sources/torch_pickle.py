@@ -14,6 +14,8 @@ from typing import Any
 
 from lorafleet.errors import InvalidAdapter
 
+from lorafleet_operator.sources.bounds import one_line
+
 _DTYPES = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -102,7 +104,7 @@ def _checked(value: Any, file_name: str) -> dict[str, StoredTensor]:
     for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, StoredTensor):
             raise InvalidAdapter(
-                f"{file_name} is not a dict of tensors: {str(name)[:100]!r} is none"
+                f"{file_name} is not a dict of tensors: {one_line(str(name))!r} is none"
             )
     return value
 
@@ -180,7 +182,7 @@ class _Machine:
 
     def _name(self, text: str) -> _Name:
         if text not in _ALLOWED:
-            raise InvalidAdapter(f"unsafe pickle: {self._file} refers to {_printable(text)}")
+            raise InvalidAdapter(f"unsafe pickle: {self._file} refers to {one_line(text)}")
         return _Name(text)
 
     def _pop_to_mark(self) -> list[Any]:
@@ -199,7 +201,7 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             name = _of(key, str)
             if name in target:
-                raise InvalidAdapter(f"two tensors for {_printable(name)} in {self._file}")
+                raise InvalidAdapter(f"two tensors for {one_line(name)} in {self._file}")
             target[name] = value
 
 
@@ -259,7 +261,3 @@ def _of(value: Any, wanted: type) -> Any:
     if type(value) is not wanted:
         raise TypeError(f"{type(value).__name__} where {wanted.__name__} is wanted")
     return value
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:100])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter, TooLarge
 
+from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.weights import read_span
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ async def read_archive(blob: Blob, max_entries: int) -> Archive:
         entry, position = _entry(blob, directory, position)
         _, _, below = entry.name.partition("/")
         if below in entries:
-            raise InvalidAdapter(f"{blob.name} lists {below[:100]!r} twice")
+            raise InvalidAdapter(f"{blob.name} lists {one_line(below)!r} twice")
         entries[below] = entry
     return Archive(entries)
 

@@ -158,3 +158,12 @@ async def test_wrong_shards_are_refused_by_name() -> None:
     assert "names 302 files" in await refused(reindexed(**many), TooLarge)
     for index in (b"[]", b"{", b"[" * 100_000, b'{"weight_map": {"a": 1}}', b'{"weight_map": {}}'):
         assert INDEX in await refused({**sharded(), INDEX: index}, InvalidAdapter)
+
+
+async def test_names_from_outside_never_break_the_line_or_fill_the_status() -> None:
+    second = "adapter_model-00002-of-00002.safetensors"
+    text = await refused(
+        reindexed(**{"evil\nReady: True\x1b[0m" + "x" * 5000: second}), InvalidAdapter
+    )
+    assert "lacks evil?Ready: True?[0mxxx" in text
+    assert len(text) < 400
