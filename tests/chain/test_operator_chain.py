@@ -22,16 +22,18 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="lorafleet-chain-") as directory:
-        with LocalCluster(Path(directory) / "cluster", quiet=True) as cluster:
-            api = config.new_client_from_config(str(cluster.kubeconfig))
-            for path in sorted(CRDS.glob("*.yaml")):
-                utils.create_from_yaml(api, str(path))
-            names = [path.stem.partition("_") for path in CRDS.glob("*.yaml")]
-            served = client.ApiextensionsV1Api(api)
-            for group, _, plural in names:
-                eventually(lambda crd=f"{plural}.{group}": _established(served, crd))
-            yield cluster.kubeconfig
+    with (
+        tempfile.TemporaryDirectory(prefix="lorafleet-chain-") as directory,
+        LocalCluster(Path(directory) / "cluster", quiet=True) as cluster,
+    ):
+        api = config.new_client_from_config(str(cluster.kubeconfig))
+        for path in sorted(CRDS.glob("*.yaml")):
+            utils.create_from_yaml(api, str(path))
+        names = [path.stem.partition("_") for path in CRDS.glob("*.yaml")]
+        served = client.ApiextensionsV1Api(api)
+        for group, _, plural in names:
+            eventually(lambda crd=f"{plural}.{group}": _established(served, crd))
+        yield cluster.kubeconfig
 
 
 def _established(api: client.ApiextensionsV1Api, name: str) -> bool:
