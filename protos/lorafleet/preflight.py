@@ -72,8 +72,11 @@ MODULE_CHECKS: tuple[Callable[[Facts], AdapterRejected | None], ...] = (
 def warnings(facts: Facts) -> tuple[str, ...]:
     """Return what people should know of an adapter that was accepted."""
     found, profile = facts.config.base_model_name_or_path, facts.profile
+    lines = []
     if base_differs(found, profile):
-        return (
-            f"adapter was trained for {shown(found)}, engine serves {shown(profile.base_model)}",
+        lines.append(
+            f"adapter was trained for {shown(found)}, engine serves {shown(profile.base_model)}"
         )
-    return ()
+    if not profile.modules:
+        lines.append("the engine's modules are unknown: names and shapes were not checked")
+    return tuple(lines)

@@ -274,6 +274,7 @@ def test_an_unknown_engine_takes_names_as_they_are() -> None:
     assert found["model.embed_tokens"]["shape"] == [256, 520]
     assert b"model.embed_tokens.lora_embedding_A" in layout.image_header
     assert layout.dtype == "float32"
+    assert layout.notes == ("the engine's modules are unknown: names and shapes were not checked",)
 
 
 def test_names_without_modules_stay_small() -> None:
