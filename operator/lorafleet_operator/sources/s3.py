@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -84,9 +85,9 @@ class S3Source:
         self._bucket = bucket
         self._secret = secret
         self._signed = secret is not None
+        self._folder = f"{prefix}/" if prefix else ""
         self._store = _store(
             bucket,
-            prefix,
             region,
             _bucket_url(bucket, region, endpoint, path_style=path_style),
             secret.s3() if secret else S3Credentials("anonymous", "anonymous"),
@@ -115,7 +116,7 @@ class S3Source:
 
     async def _locate(self, name: str) -> Target:
         try:
-            url = await obstore.sign_async(self._store, "GET", name, _SIGNED_FOR)
+            url = await obstore.sign_async(self._store, "GET", f"{self._folder}{name}", _SIGNED_FOR)
         except (BaseError, ValueError):
             url = None
         if url is None:
@@ -155,7 +156,9 @@ class S3Source:
         )
 
 
-def _store(bucket: str, prefix: str, region: str, bucket_url: str, keys: S3Credentials) -> S3Store:
+@lru_cache(maxsize=64)
+def _store(bucket: str, region: str, bucket_url: str, keys: S3Credentials) -> S3Store:
+    # Kept, because making one takes 10 ms: it prepares a client of its own that we never use.
     credential: S3Credential = {
         "access_key_id": keys.access_key_id,
         "secret_access_key": keys.secret_access_key,
@@ -164,7 +167,6 @@ def _store(bucket: str, prefix: str, region: str, bucket_url: str, keys: S3Crede
     }
     return S3Store(
         bucket,
-        prefix=prefix or None,
         region=region,
         # The bucket's own URL stands for both styles of address.
         endpoint=bucket_url,
