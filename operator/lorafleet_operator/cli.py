@@ -37,7 +37,10 @@ def _run() -> int:
     import kopf
     from lorafleet.buffers import reuse_large_buffers
 
-    from lorafleet_operator import handlers  # noqa: F401 - registers them
+    from lorafleet_operator import (
+        crashpoint,
+        handlers,  # noqa: F401 - registers them
+    )
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
 
     try:
@@ -46,6 +49,7 @@ def _run() -> int:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2
     reuse_large_buffers()
+    crashpoint.arm(settings.crash_at)
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -18,6 +18,7 @@ from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics, rollout
+from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.resolve import same_content
 from lorafleet_operator.transfer.streaming import Limits, Payload
 from lorafleet_operator.transfer.streaming import stage as stream
@@ -66,7 +67,7 @@ async def stage(
                         stall_seconds=fleet.settings.stall_seconds,
                         commit_seconds=fleet.settings.load_timeout_seconds,
                     ),
-                    on_sent=metrics.TRANSFER_BYTES.inc,
+                    on_sent=_sent,
                 )
             except SourceError as error:
                 facts.source_error = error
@@ -77,6 +78,7 @@ async def stage(
             _note(facts, fleet, uid, result)
         else:
             links[uid].digests[facts.fingerprint] = result.digest
+            crash_at("staged")
     await _look_again(facts, fleet, links)
 
 
@@ -91,6 +93,7 @@ async def load(facts: Facts, fleet: Fleet) -> None:
         lambda uid, client: client.load(
             _load_request(facts, uid, publish=False), fleet.settings.load_timeout_seconds
         ),
+        step="loaded",
     )
 
 
@@ -106,6 +109,7 @@ async def publish(facts: Facts, fleet: Fleet) -> None:
         lambda uid, client: client.load(
             _load_request(facts, uid, publish=True), fleet.settings.load_timeout_seconds
         ),
+        step="published",
     )
     served = dict(rollout.to_roll_back(wanted))
     await _order(
@@ -196,6 +200,7 @@ async def _order(
     fleet: Fleet,
     engines: Iterable[str],
     order: Callable[[str, SidecarClient], Awaitable[object]],
+    step: str = "",
 ) -> None:
     """Give one order to each engine, all at once, and ask for what came of it."""
 
@@ -208,12 +213,18 @@ async def _order(
             await order(uid, link.client)
         except LorafleetError as error:
             _note(facts, fleet, uid, error)
+        crash_at(step)
         _LOG.debug("%s: order to %s took %.3f s", facts.key, uid, time.monotonic() - started)
 
     touched = [uid for uid in engines if uid not in facts.troubles]
     if touched:
         await asyncio.gather(*(one(uid) for uid in touched))
         await _look_again(facts, fleet, touched)
+
+
+def _sent(amount: int) -> None:
+    metrics.TRANSFER_BYTES.inc(amount)
+    crash_at("chunk.sent")
 
 
 def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError) -> None:

@@ -10,6 +10,7 @@ from lorafleet_operator import metrics
 from lorafleet_operator.api import names
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
 from lorafleet_operator.cluster.writes import post_event
+from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go, overdue
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
@@ -36,6 +37,7 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
         metrics.RECONCILE_ERRORS.labels(result.error_reason).inc()
         _LOG.info("%s: %s: %s", adapter.key, result.error_reason, result.error)
     await publish(result)
+    crash_at("reported")
     metrics.show_adapter(
         adapter.metadata.namespace,
         adapter.metadata.name,
@@ -105,6 +107,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
             await fleet.wakeups.wait(adapter.key, _DELETION_POLL_SECONDS)
     finally:
         fleet.wakeups.leave(adapter.key)
+    crash_at("unloaded")
     fleet.memory.forget(adapter.metadata.uid)
     fleet.writer.forget(adapter.metadata.uid)
     metrics.forget_adapter(adapter.metadata.namespace, adapter.metadata.name)

@@ -12,6 +12,7 @@ from lorafleet.peft_config import AdapterConfig
 
 from lorafleet_operator import metrics
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.memory import Look, Verdict
 from lorafleet_operator.sources.registry import open_source
 
@@ -103,6 +104,7 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
                 normalized=content.normalized,
             )
             fleet.memory.keep_look(uid, look)
+    crash_at("resolved")
     facts.source_error = look.error
     facts.fingerprint = look.fingerprint
     facts.origin = look.origin

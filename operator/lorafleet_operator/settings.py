@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lorafleet_operator.crashpoint import STEPS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -94,6 +96,9 @@ class OperatorSettings:
     liveness_seconds: float = 300.0
     """Age of the last proof of life (an event, a list, a pass) at which /healthz fails."""
 
+    crash_at: str = ""
+    """Step at which to die, for tests of restarts (crashpoint.STEPS). Default none."""
+
     log_level: str = "INFO"
     """Level of the log: DEBUG, INFO, WARNING or ERROR."""
 
@@ -149,6 +154,12 @@ def _address(text: str) -> str:
     return text
 
 
+def _step(text: str) -> str:
+    if text not in STEPS:
+        raise ValueError(f"expected one of {', '.join(STEPS)}")
+    return text
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError("expected DEBUG, INFO, WARNING or ERROR")
@@ -175,5 +186,6 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "backoff_limit_seconds": _seconds,
     "listen": _address,
     "liveness_seconds": _seconds,
+    "crash_at": _step,
     "log_level": _level,
 }

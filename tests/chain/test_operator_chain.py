@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kubernetes import client, config, utils
-from localcluster import LocalCluster
 from operator_chain import Chain, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from kube_rest import KubeRest
+    from localcluster import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
-CRDS = Path(__file__).parents[2] / "crds"
-
-
-@pytest.fixture(scope="module")
-def kubeconfig() -> Iterator[Path]:
-    with (
-        tempfile.TemporaryDirectory(prefix="lorafleet-chain-") as directory,
-        LocalCluster(Path(directory) / "cluster", quiet=True) as cluster,
-    ):
-        api = config.new_client_from_config(str(cluster.kubeconfig))
-        for path in sorted(CRDS.glob("*.yaml")):
-            utils.create_from_yaml(api, str(path))
-        names = [path.stem.partition("_") for path in CRDS.glob("*.yaml")]
-        served = client.ApiextensionsV1Api(api)
-        for group, _, plural in names:
-            eventually(lambda crd=f"{plural}.{group}": _established(served, crd))
-        yield cluster.kubeconfig
-
-
-def _established(api: client.ApiextensionsV1Api, name: str) -> bool:
-    conditions = api.read_custom_resource_definition(name).status.conditions or []
-    return any(c.type == "Established" and c.status == "True" for c in conditions)
 
 
 @pytest.fixture
-def chain(kubeconfig: Path, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(kubeconfig, tmp_path, f"team-{secrets.token_hex(3)}")
+def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
+    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
     try:
         yield chain
     finally:

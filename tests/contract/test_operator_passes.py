@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubernetes.aio.client import ApiClient
-from lorafleet_operator.api.v1alpha1 import LoRAAdapter
 from lorafleet_operator.cluster.reads import EnginePod
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.fleet import Fleet
@@ -24,6 +23,7 @@ from sidecar_rig import Rig, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.report import Report
 
 CASES = Path(__file__).parents[1] / "cases"

@@ -1,0 +1,34 @@
+"""Fault injection: end this process by SIGKILL once a named step is reached.
+
+`LORAFLEET_CRASH_AT=<step>` arms it; tests run through `STEPS`. Nothing is flushed and no
+`finally` runs: exactly what a kernel's OOM killer does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+STEPS: Final = (
+    "resolved",  # the source was read, no engine touched
+    "chunk.sent",  # in the middle of a transfer
+    "staged",
+    "loaded",  # beside what is served, the name not moved
+    "published",
+    "reported",  # the status was written
+    "unloaded",  # a deleted adapter is gone from the engines, the finalizer still there
+)
+_armed: set[str] = set()
+
+
+def arm(step: str) -> None:
+    """Make the process die at `step`; "" arms nothing."""
+    if step:
+        _armed.add(step)
+
+
+def crash_at(step: str) -> None:
+    """Die here if this step is armed."""
+    if step in _armed:
+        os.kill(os.getpid(), signal.SIGKILL)
