@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.world import World
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 class Fleet:
     """The operator's view of its world, and its connections to it."""
@@ -37,11 +40,12 @@ class Fleet:
             volume_root=settings.volume_root,
             allow_private_addresses=settings.allow_private_addresses,
         )
-        tls = None
-        if settings.tls_dir is not None:
-            tls = Tls.read(settings.tls_dir, settings.tls_server_name)
+        self._tls: Tls | None = None
+        self._read_tls()  # files that are missing end the start, not a connection
         self.links = Links(
-            tls=tls, heartbeat_seconds=settings.heartbeat_seconds, on_change=self._engine_changed
+            read_tls=self._read_tls,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            on_change=self._engine_changed,
         )
         self.alive_at = asyncio.get_running_loop().time()
 
@@ -82,6 +86,18 @@ class Fleet:
         """Close every connection."""
         await self.links.close()
         await self.api.close()
+
+    def _read_tls(self) -> Tls | None:
+        folder = self.settings.tls_dir
+        if folder is None:
+            return None
+        try:
+            self._tls = Tls.read(folder, self.settings.tls_server_name)
+        except OSError as error:
+            if self._tls is None:
+                raise
+            _LOG.warning("keeping the certificates in use: %s", error)
+        return self._tls
 
     def _engine_changed(self, link: EngineLink, previous: pb.Inventory | None) -> None:
         namespace, _, name = link.endpoint.pod.partition("/")

@@ -7,6 +7,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+from certificates import Authority
 from lorafleet.errors import (
     AdapterRejected,
     EngineUnreachable,
@@ -16,7 +17,7 @@ from lorafleet.errors import (
     TransferInterrupted,
 )
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_operator.transfer.client import SidecarClient
+from lorafleet_operator.transfer.client import SidecarClient, Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.streaming import Limits, Payload, stage
 from lorafleet_sidecar.transfer_service import TransferSettings
@@ -25,6 +26,7 @@ from staging_builders import SourceAdapter, source_adapter
 from staging_server import serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 CHUNK = 64 << 10
@@ -194,12 +196,14 @@ def _wide():  # type: ignore[no-untyped-def]
     return engine_profile(layers=2, width=16384)
 
 
-def _link(rig: Rig, uid: str, heartbeat: float = 0.2) -> tuple[EngineLink, list[object]]:
+def _link(
+    rig: Rig, uid: str, read_tls: Callable[[], Tls | None] = lambda: None
+) -> tuple[EngineLink, list[object]]:
     changes: list[object] = []
     link = EngineLink(
         Endpoint("team-a/engine-0", uid, "127.0.0.1", rig.sidecar.port),
-        tls=None,
-        heartbeat_seconds=heartbeat,
+        read_tls=read_tls,
+        heartbeat_seconds=0.2,
         on_change=lambda link, _: changes.append(link.inventory),
     )
     return link, changes
@@ -252,11 +256,32 @@ async def test_a_link_notices_a_loss_and_comes_back(volume: Path) -> None:
         await link.close()
 
 
+async def test_a_link_uses_mutual_tls_and_follows_rotated_certificates(volume: Path) -> None:
+    def issue(authority: Authority) -> None:
+        authority.write(volume / "sidecar", "sidecar")
+        authority.write(volume / "operator", "operator")
+
+    issue(Authority("fleet"))
+    async with Rig(volume, tls_dir=volume / "sidecar") as rig:
+        link, _ = _link(rig, "pod-1", lambda: Tls.read(volume / "operator"))
+        task = asyncio.create_task(link.run())
+        await until(lambda: link.in_contact)
+        issue(Authority("fleet of next year"))
+        rig._settings["listen"] = f"127.0.0.1:{rig.sidecar.port}"
+        await rig.stop_sidecar()
+        await until(lambda: not link.in_contact)
+        await rig.start_sidecar()
+        await until(lambda: link.in_contact)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+
+
 async def test_links_follow_pods_and_keep_one_that_left_its_pool_while_adapters_are_loaded(
     volume: Path,
 ) -> None:
     async with Rig(volume) as rig:
-        links = Links(tls=None, heartbeat_seconds=1, on_change=lambda *_: None)
+        links = Links(heartbeat_seconds=1, on_change=lambda *_: None)
         endpoint = Endpoint("team-a/engine-0", "pod-1", "127.0.0.1", rig.sidecar.port)
         links.sync([endpoint], {"pod-1"})
         await rig.load(rig.put(1))

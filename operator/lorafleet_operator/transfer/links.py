@@ -50,12 +50,14 @@ class EngineLink:
         self,
         endpoint: Endpoint,
         *,
-        tls: Tls | None,
+        read_tls: Callable[[], Tls | None],
         heartbeat_seconds: float,
         on_change: Callable[[EngineLink, pb.Inventory | None], None],
     ) -> None:
         self.endpoint = endpoint
-        self.client = SidecarClient(endpoint.host, endpoint.port, tls)
+        self._read_tls = read_tls
+        self._tls = read_tls()
+        self.client = SidecarClient(endpoint.host, endpoint.port, self._tls)
         self.inventory: pb.Inventory | None = None
         self.profile: EngineProfile | None = None
         self.digests: dict[str, str] = {}
@@ -91,6 +93,7 @@ class EngineLink:
             heard = self.heard_at
             problem = f"sidecar at {self.client.address} ended the watch"
             try:
+                await self._renew_certificates()
                 await self._follow()
             except* LorafleetError as errors:
                 problem = str(errors.exceptions[0])
@@ -110,6 +113,14 @@ class EngineLink:
     async def close(self) -> None:
         """Close the connection."""
         await self.client.close()
+
+    async def _renew_certificates(self) -> None:
+        """Connect with the files as they are now: certificates live shorter than operators."""
+        tls = self._read_tls()
+        if tls != self._tls:
+            old, self._tls = self.client, tls
+            self.client = SidecarClient(self.endpoint.host, self.endpoint.port, tls)
+            await old.close()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -179,11 +190,11 @@ class Links:
     def __init__(
         self,
         *,
-        tls: Tls | None,
+        read_tls: Callable[[], Tls | None] = lambda: None,
         heartbeat_seconds: float,
         on_change: Callable[[EngineLink, pb.Inventory | None], None],
     ) -> None:
-        self._tls = tls
+        self._read_tls = read_tls
         self._heartbeat_seconds = heartbeat_seconds
         self._on_change = on_change
         self._links: dict[str, EngineLink] = {}
@@ -214,7 +225,7 @@ class Links:
             if uid not in self._links:
                 link = EngineLink(
                     endpoint,
-                    tls=self._tls,
+                    read_tls=self._read_tls,
                     heartbeat_seconds=self._heartbeat_seconds,
                     on_change=self._on_change,
                 )
