@@ -159,10 +159,14 @@ class PathNotAllowed(SourceError):
 
 
 def leaves(root: type[LorafleetError] = LorafleetError) -> list[type[LorafleetError]]:
-    """Return `root` and every class below it, in definition order."""
+    """Return `root` and every class of this module below it, in definition order.
+
+    Subclasses elsewhere are their program's own affair and travel as what their parent is.
+    """
     found = [root]
     for child in root.__subclasses__():
-        found.extend(leaves(child))
+        if child.__module__ == __name__:
+            found.extend(leaves(child))
     return found
 
 
