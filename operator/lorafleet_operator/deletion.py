@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import LorafleetError
 
@@ -17,9 +18,45 @@ if TYPE_CHECKING:
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.world import EngineView
 
+_DRAIN_WAIT_SECONDS: Final = 1
+"""How long one order waits for running requests; the deletion comes again."""
 
-async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> list[str]:
-    """Unload the adapter from every engine that answers; return the pods still to wait for.
+
+@dataclass(frozen=True)
+class Waiting:
+    """Pods that still have, or may have, the adapter; false when there are none."""
+
+    silent: tuple[str, ...] = ()
+    """Engines without contact."""
+    busy: tuple[str, ...] = ()
+    """Engines on which requests still run."""
+
+    def __bool__(self) -> bool:
+        return bool(self.silent or self.busy)
+
+    def __str__(self) -> str:
+        said = []
+        if self.silent:
+            said.append(f"no answer from {', '.join(self.silent[:5])}")
+        if self.busy:
+            said.append(f"requests still run on {', '.join(self.busy[:5])}")
+        return "; ".join(said)
+
+    def overdue(self, adapter: LoRAAdapter, timeout_seconds: float, now: datetime) -> bool:
+        """Return whether the deletion has waited long enough.
+
+        Counted from the deletion itself, so that a restart of the operator does not begin anew.
+        Running requests have the adapter's drain time on top.
+        """
+        stamp = adapter.metadata.deletion_timestamp
+        if stamp is None:
+            return False
+        limit = timeout_seconds + (adapter.spec.drain_timeout_seconds if self.busy else 0)
+        return (now - datetime.fromisoformat(stamp)).total_seconds() > limit
+
+
+async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> Waiting:
+    """Unload the adapter from every engine that answers; return the engines to wait for.
 
     An engine whose pod is gone has unloaded it. One that does not answer is waited for if it had
     the adapter when it last spoke, or if it never spoke and the status says that it was chosen.
@@ -32,16 +69,11 @@ async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> list[str]:
         *(_unload(adapter, engine_view(pod, fleet.links), fleet, chosen) for pod in pods)
     )
     views = [engine_view(pod, fleet.links) for pod in pods]
-    return sorted(view.pod.name for view in views if _may_have(view, adapter.key, chosen))
-
-
-def overdue(adapter: LoRAAdapter, timeout_seconds: float, now: datetime | None = None) -> bool:
-    """Return whether the deletion has waited long enough for engines that do not answer."""
-    stamp = adapter.metadata.deletion_timestamp
-    if stamp is None:
-        return False
-    since = datetime.fromisoformat(stamp)
-    return ((now or datetime.now(UTC)) - since).total_seconds() > timeout_seconds
+    views = [view for view in views if _may_have(view, adapter.key, chosen)]
+    return Waiting(
+        silent=tuple(sorted(view.pod.name for view in views if view.problem)),
+        busy=tuple(sorted(view.pod.name for view in views if not view.problem)),
+    )
 
 
 def _may_have(view: EngineView, adapter: str, chosen: set[str]) -> bool:
@@ -59,12 +91,11 @@ async def _unload(adapter: LoRAAdapter, view: EngineView, fleet: Fleet, chosen: 
     # restarting must not load the adapter again.
     if view.pod.name in chosen or any(e.adapter == adapter.key for e in view.inventory.staged):
         names.add(adapter.served_name)
-    drain = adapter.spec.drain_timeout_seconds
     try:
         for name in sorted(names):
             await link.client.unload(
-                unload_request(adapter.key, name, drain, drop_staged=True),
-                drain + fleet.settings.load_timeout_seconds,
+                unload_request(adapter.key, name, _DRAIN_WAIT_SECONDS, drop_staged=True),
+                fleet.settings.load_timeout_seconds,
             )
         if names:
             await link.refresh()

@@ -127,6 +127,7 @@ class Facts:
                     loader=entry.loader,
                     published=entry.published,
                     pinned=entry.pinned,
+                    draining=entry.draining,
                 )
                 for entry in view.loaded(self.key)
             ),

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from lorafleet_operator.transfer.client import SidecarClient
 
 _NOTICEABLE_BYTES: Final = 64 << 20
+_DRAIN_WAIT_SECONDS: Final = 1
+"""How long an order waits for running requests of the old revision. The sidecar unloads that when
+the last one ends, however long it takes; the status need not wait for it."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -133,7 +136,7 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
             fleet,
             [uid],
             lambda _, client, name=served_name: client.unload(  # type: ignore[misc]
-                unload_request(facts.key, name, facts.adapter.spec.drain_timeout_seconds),
+                unload_request(facts.key, name, _DRAIN_WAIT_SECONDS),
                 fleet.settings.load_timeout_seconds,
             ),
         )
@@ -179,7 +182,7 @@ def _load_request(facts: Facts, uid: str, *, publish: bool) -> pb.LoadAdapterReq
         loader=str(spec.loader),
         pinned=spec.pinned,
         publish=publish,
-        drain_timeout_seconds=spec.drain_timeout_seconds,
+        drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
     )
 
 
@@ -191,7 +194,7 @@ def _restore_request(facts: Facts, served: rollout.Loaded) -> pb.LoadAdapterRequ
         loader=served.loader,
         pinned=served.pinned,
         publish=True,
-        drain_timeout_seconds=facts.adapter.spec.drain_timeout_seconds,
+        drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from lorafleet_operator.api import names
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.deletion import let_go, overdue
+from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import transitions
@@ -92,8 +93,9 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
     fleet.wakeups.enter(adapter.key)
     try:
         while waiting := await let_go(adapter, fleet):
-            if overdue(adapter, fleet.settings.deletion_timeout_seconds):
-                text = f"no answer from {', '.join(waiting[:5])}: deleted without unloading there"
+            limit = fleet.settings.deletion_timeout_seconds
+            if waiting.overdue(adapter, limit, datetime.now(UTC)):
+                text = f"{waiting}: deleted before it was unloaded there"
                 _LOG.warning("%s: %s", adapter.key, text)
                 await post_event(
                     fleet.api,

@@ -29,6 +29,8 @@ class Loaded:
     loader: str = "direct"
     published: bool = False
     pinned: bool = False
+    draining: bool = False
+    """Whether the sidecar only waits for running requests before it unloads it."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
         if not holding.takes_orders:
             continue
         for entry in holding.loaded:
+            if entry.draining:
+                continue
             surplus = not holding.desired and (settled or lost_name)
             renamed = entry.served_name != wanted.served_name and serves(wanted, holding)
             if surplus or renamed or lost_name:

@@ -146,7 +146,7 @@ async def test_a_revision_that_one_engine_refuses_is_published_nowhere_and_taken
         old = sql.status.digest
         # Another adapter tells what the digest of the new content will be.
         probe = await op.apply(op.adapter("probe", "d02-all-fp32"))
-        assert await let_go(probe, op.fleet) == []
+        assert not await let_go(probe, op.fleet)
         b.engine.behaviour.refuse[probe.status.digest] = "CUDA error: no"
         op.put("sql", "d02-all-fp32")
         op.forget_sources()
@@ -185,9 +185,30 @@ async def test_an_engine_that_leaves_the_plan_unloads_and_a_deleted_adapter_goes
         sql = await op.apply(fewer.model_copy(update={"status": sql.status}))
         assert ready(sql)[0] == "True"
         assert sorted(len(rig.engine.served) for rig in (a, b)) == [0, 1]
-        assert await let_go(sql, op.fleet) == []
+        assert not await let_go(sql, op.fleet)
         assert [rig.engine.served for rig in (a, b)] == [{}, {}]
         assert [rig.sidecar.store.revisions() for rig in (a, b)] == [[], []]
+
+
+async def test_an_update_is_ready_while_requests_still_run_on_the_old_revision(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql"))
+        old = sql.status.digest
+        running = await a.held_request("team-a/sql")
+        op.put("sql", "d02-all-fp32")
+        op.forget_sources()
+        sql = await op.apply(sql)
+        assert ready(sql)[0] == "True"
+        assert await a.answer("team-a/sql") == sql.status.digest[7:19]
+        assert sql.status.digest != old
+        waiting = await let_go(sql, op.fleet)
+        assert waiting.busy == ("engine-0",)
+        a.engine.release()
+        assert await running == old[7:19]
+        await until(lambda: not a.engine.revisions)
+        assert not await let_go(sql, op.fleet)
 
 
 async def test_a_pool_unloads_what_belongs_to_nobody_and_nothing_else(

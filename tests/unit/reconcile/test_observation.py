@@ -8,7 +8,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.cluster.reads import engine_pod
 from lorafleet_operator.cluster.writes import merge_patch
-from lorafleet_operator.deletion import overdue
+from lorafleet_operator.deletion import Waiting
 from lorafleet_operator.fleet import adapters_affected
 from lorafleet_operator.place import name_owner, snapshot
 from lorafleet_operator.pool_pass import orphans, pool_status
@@ -100,9 +100,15 @@ def test_a_deletion_is_overdue_by_its_own_timestamp_so_a_restart_does_not_begin_
             )
         }
     )
-    assert not overdue(going, 120, NOW)
-    assert overdue(going, 60, NOW)
-    assert not overdue(adapter(), 60, NOW)
+    silent = Waiting(silent=("engine-0",))
+    assert not silent.overdue(going, 120, NOW)
+    assert silent.overdue(going, 60, NOW)
+    assert not silent.overdue(adapter(), 60, NOW)
+    busy = Waiting(busy=("engine-1",))
+    assert not busy.overdue(going, 60, NOW), "running requests have 60 s more"
+    assert busy.overdue(going, 20, NOW)
+    assert str(busy) == "requests still run on engine-1"
+    assert not Waiting()
 
 
 def test_a_status_patch_holds_only_what_changed_and_removes_what_went() -> None:

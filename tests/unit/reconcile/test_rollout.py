@@ -17,8 +17,8 @@ def serving(digest: str, **changes: object) -> Loaded:
     return replace(Loaded(digest, NAME, published=True), **changes)  # type: ignore[arg-type]
 
 
-def beside(digest: str) -> Loaded:
-    return Loaded(digest, NAME)
+def beside(digest: str, **changes: object) -> Loaded:
+    return replace(Loaded(digest, NAME), **changes)  # type: ignore[arg-type]
 
 
 def engine(name: str, digest: str = "", *loaded: Loaded, **changes: object) -> Holding:
@@ -102,6 +102,10 @@ TABLE = {
     "a changed served name is loaded and published before the old one goes": (
         [engine("a", NEW, serving(NEW, served_name="old-name"))],
         {"load": ["a"]},
+    ),
+    "a revision that only drains is left to the sidecar": (
+        [engine("a", NEW, serving(NEW), beside(OLD, served_name="old-name", draining=True))],
+        {},
     ),
     "another loader loads again": (
         [engine("a", NEW, serving(NEW, loader="device"))],
