@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +18,13 @@ import pytest
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import source_adapter
 from staging_client import StageCall, send_stripe, stage
+from staging_fixtures import volume
 from staging_server import LIMIT, Serving, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+
+__all__ = ["volume"]  # a fixture
 
 SERVER = Path(__file__).parents[1] / "staging_server.py"
 ADAPTER = source_adapter(1)
@@ -40,14 +41,6 @@ STEPS = {
     "stage.revision_written": 0,
     "stage.committed": 0,
 }
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    memory = Path("/dev/shm")
-    path = tempfile.mkdtemp(prefix="lorafleet-test-", dir=memory if memory.is_dir() else None)
-    yield Path(path)
-    shutil.rmtree(path)
 
 
 @asynccontextmanager
