@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from lorafleet.profile import EngineProfile
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from servers import free_port
 from sidecar_rig import Rig
 from staging_builders import SourceAdapter
 from staging_client import stage
 from tiny_models import dense_modules, make_adapter, make_dense
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.engine
 BASE = "tiny/qwen3-dense"
@@ -29,9 +32,10 @@ BASE = "tiny/qwen3-dense"
 class RealEngine:
     """vLLM as a process group, with the face of the fake one."""
 
-    def __init__(self, volume: Path, model: Path, log: Path, port: int) -> None:
-        self._volume, self._model, self._log, self._port = volume, model, log, port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, volume: Path, model: Path, log: Path, **environ: str) -> None:
+        self._volume, self._model, self._log, self._port = volume, model, log, free_port()
+        self._environ = environ
+        self.url = f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> RealEngine:
         """Start it; it answers a minute later."""
@@ -46,6 +50,7 @@ class RealEngine:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            **self._environ,
         }
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -87,10 +92,17 @@ async def answer(rig: Rig, model: str, tokens: int = 8) -> str:
         return str(response.json()["choices"][0]["text"])
 
 
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="lorafleet-engine-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
 async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: Path) -> None:
     model = make_dense(tmp_path / "model")
     rig = Rig(volume, refresh_seconds=0.5, drain_timeout_seconds=60)
-    engine = RealEngine(volume, model, tmp_path / "vllm.log", int(os.environ.get("PORT", "18437")))
+    engine = RealEngine(volume, model, tmp_path / "vllm.log")
     rig.engine = engine  # type: ignore[assignment]
     # The arena is there long before vLLM gets to mapping it.
     async with rig:
@@ -131,3 +143,31 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
         with pytest.raises(httpx.HTTPStatusError, match="404"):
             await answer(rig, "team-a/sql")
         assert {s.digest for s in (await rig.inventory()).staged} == {other.digest}
+
+
+async def test_a_real_engine_without_the_plugin_is_served_from_plain_files(
+    volume: Path, tmp_path: Path
+) -> None:
+    model = make_dense(tmp_path / "model")
+    rig = Rig(volume, refresh_seconds=0.5, drain_timeout_seconds=2)
+    environ = {"LORAFLEET_VOLUME": "", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    engine = RealEngine(volume, model, tmp_path / "vllm.log", **environ)
+    rig.engine = engine  # type: ignore[assignment]
+    async with rig:
+        await until(rig, lambda inventory: inventory.health == pb.ENGINE_HEALTH_STOCK)
+        inventory = await rig.inventory()
+        assert inventory.base_model == BASE
+        # The process's start time tells one engine from the next.
+        assert float(inventory.engine_instance.removeprefix("stock-")) > 1e9
+        one, _ = await stage(rig.channel, source(tmp_path / "one", "team-a/sql", 1))
+        two, _ = await stage(rig.channel, source(tmp_path / "two", "team-a/sql", 2))
+        loaded = await rig.load(one.digest)
+        assert (loaded.loader, loaded.published) == ("stock", True)
+        base, first = await answer(rig, BASE), await answer(rig, "team-a/sql")
+        await rig.load(two.digest)
+        second = await answer(rig, "team-a/sql")
+        assert len({base, first, second}) == 3
+        assert (await rig.inventory()).max_loras == 2
+        await rig.unload(drop_staged=True)
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            await answer(rig, "team-a/sql")
