@@ -120,7 +120,7 @@ class EngineServer:
 
     def complete(self, model: str, prompt: list[int], **options: Any) -> str:
         """Return the greedy completion of `prompt`."""
-        body = {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, **options}
+        body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0, **options}
         answer = self.api.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["choices"][0]["text"]

@@ -82,8 +82,7 @@ class Control:
     async def profile(self) -> dict[str, Any]:
         """Return the EngineProfile that the first worker read from its live modules."""
         self._check_live()
-        text = (await self._ask("lorafleet_profile"))[0]
-        profile: dict[str, Any] = json.loads(text)
+        profile = (await self._read_workers("lorafleet_profile"))[0]
         names = [path.name for path in self._models.base_model_paths]
         aliases = [*names[1:], *profile["base_model_aliases"]]
         profile["base_model"] = names[0]
@@ -95,7 +94,7 @@ class Control:
     async def state(self) -> dict[str, Any]:
         """Return names, revisions with their requests in flight, and every worker's residency."""
         self._check_live()
-        workers = [json.loads(text) for text in await self._ask("lorafleet_stats")]
+        workers = await self._read_workers("lorafleet_stats")
         return {
             "instance": self.instance,
             "served": {
@@ -132,6 +131,15 @@ class Control:
 
     async def _ask(self, method: str, *args: Any) -> list[Any]:
         answers: list[Any] = await self._engine.collective_rpc(method, args=args)
+        return answers
+
+    async def _read_workers(self, method: str) -> list[dict[str, Any]]:
+        """Return what each worker answers; from then on the handshake knows if one is not live."""
+        answers = [json.loads(text) for text in await self._ask(method)]
+        for rank, answer in enumerate(answers):
+            if "inactive" in answer:
+                self._compat = f"worker {rank}: {answer['inactive']}"
+        self._check_live()
         return answers
 
     def _check_live(self) -> None:

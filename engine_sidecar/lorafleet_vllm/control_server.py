@@ -42,7 +42,7 @@ async def serve(app: Any, path: Path) -> None:
     )
     try:
         await _Guest(config).serve(sockets=[listener])
-    except Exception:
+    except (Exception, SystemExit):  # uvicorn exits the process when it cannot start
         _log.exception("lorafleet: the control socket has died")
     finally:
         listener.close()

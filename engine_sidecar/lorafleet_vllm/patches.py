@@ -85,8 +85,14 @@ def _create_lora_manager(original: Any) -> Any:
 
         result = original(self, model, vllm_config)
         volume = volume_from_environment()
-        if volume is not None:
+        if volume is None:
+            return result
+        try:
             self._adapter_manager.lorafleet = Residency(volume, self._adapter_manager)
+        except Exception as error:
+            _log.exception("lorafleet: the plugin is inactive in this worker")
+            reason = f"{type(error).__name__}: {error}"
+            self._adapter_manager.lorafleet_inactive = reason
         return result
 
     return create_lora_manager
@@ -112,6 +118,8 @@ def _add_adapter(original: Any) -> Any:
         residency = _residency(self)
         if residency is not None and residency.is_ours(request):
             return bool(residency.add(request))
+        if residency is not None:
+            residency.check_foreign(request)
         return bool(original(self, request))
 
     return add_adapter

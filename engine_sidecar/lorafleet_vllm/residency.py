@@ -71,6 +71,18 @@ class Residency:
         """Whether `request` (a LoRARequest) names a revision on our volume."""
         return self.volume.revision_of(request.lora_path) is not None
 
+    def check_foreign(self, request: Any) -> None:
+        """Raise EngineRejected if a stock request claims the id of an adapter of ours.
+
+        vLLM's own in-place reload of a name that is published by us would do that.
+        """
+        known = self.known.get(request.lora_int_id)
+        if known is not None:
+            raise EngineRejected(
+                f"adapter {request.lora_name}: id {request.lora_int_id} is {known.name}'s, "
+                "which cannot be replaced in place"
+            )
+
     # -- in -----------------------------------------------------------------------------------
 
     def add(self, request: Any, staged: Sequence[DeviceModule] = ()) -> bool:

@@ -14,17 +14,20 @@ from lorafleet_vllm.worker_profile import read_profile
 
 
 def lorafleet_stats(worker: Any) -> str:
-    """Return this worker's residency and memory counters; `{}` without LoRA."""
+    """Return this worker's residency and memory counters.
+
+    A worker in which the plugin is not live says why under `inactive`.
+    """
     residency = residency_of(worker)
-    report = {} if residency is None else residency.report()
+    report = {"inactive": _reason(worker)} if residency is None else residency.report()
     return json.dumps({"rank": worker.rank, **report})
 
 
 def lorafleet_profile(worker: Any) -> str:
-    """Return the EngineProfile of this worker's engine, or an empty string without LoRA."""
+    """Return the EngineProfile of this worker's engine, or `inactive` with the reason."""
     residency = residency_of(worker)
     if residency is None:
-        return ""
+        return json.dumps({"inactive": _reason(worker)})
     return read_profile(worker.vllm_config, residency).to_json()
 
 
@@ -41,3 +44,10 @@ def residency_of(worker: Any) -> Residency | None:
     manager = getattr(worker.model_runner, "lora_manager", None)
     found = getattr(getattr(manager, "_adapter_manager", None), "lorafleet", None)
     return found if isinstance(found, Residency) else None
+
+
+def _reason(worker: Any) -> str:
+    manager = getattr(getattr(worker.model_runner, "lora_manager", None), "_adapter_manager", None)
+    if manager is None:
+        return "LoRA is off"
+    return str(getattr(manager, "lorafleet_inactive", "the plugin was not there at its start"))

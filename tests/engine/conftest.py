@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",  # threads that wait for each other crawl on a busy machine
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from engine_server import EngineServer
 
+TOKENS = 6
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 
 
@@ -111,7 +112,7 @@ async def test_round_robin_gives_each_request_its_own_adapter(
 
     async def one(client: httpx.AsyncClient, name: str) -> tuple[str, str]:
         async with gate:
-            body = {"model": f"t/{name}", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+            body = {"model": f"t/{name}", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
             answer = await client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
             return name, answer.json()["choices"][0]["text"]
@@ -132,7 +133,7 @@ async def test_a_switch_under_load_mixes_no_revisions(
 ) -> None:
     old = server.serve("t/a", digests["a"])
     assert server.complete("t/a", PROMPT) == answers["a"]  # fills the prefix cache
-    long = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    long = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     reference = server.complete(f"t/a@{digests['a'][7:19]}", **long)
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         running = [
@@ -166,7 +167,7 @@ def test_a_stream_that_the_client_drops_is_no_longer_in_flight(
     server: EngineServer, digests: dict[str, str]
 ) -> None:
     lora_int_id = server.serve("t/a", digests["a"])
-    body = {"model": "t/a", "prompt": PROMPT, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"model": "t/a", "prompt": PROMPT, "max_tokens": 300, "stream": True, "ignore_eos": True}
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         assert in_flight(server, lora_int_id) == 1

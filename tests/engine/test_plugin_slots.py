@@ -194,6 +194,32 @@ def test_stock_adapters_take_vllms_own_path(engine: Any) -> None:
     assert not engine.lora.remove_adapter(9)
 
 
+def test_a_stock_reload_in_place_cannot_take_an_id_of_ours(engine: Any) -> None:
+    adapter = make(engine.folder, "scaling one")
+    engine.lora.add_adapter(request(engine, 1, engine.arena.add(adapter)))
+    before = snapshot(engine.manager, slot_of(engine, 1))
+    foreign = stock(1, adapter)
+    foreign.load_inplace = True
+    with pytest.raises(Exception, match=r"id 1 is t/x1@\w{12}'s, which cannot be replaced"):
+        engine.lora.add_adapter(foreign)
+    assert differing(snapshot(engine.manager, slot_of(engine, 1)), before) == []
+
+
+def test_a_worker_without_the_plugin_says_why(engine: Any) -> None:
+    import json
+
+    from lorafleet_vllm.worker_calls import lorafleet_profile, lorafleet_stats
+
+    residency = engine.residency
+    try:
+        del engine.manager.lorafleet
+        engine.manager.lorafleet_inactive = "AttributeError: moe_config"
+        for call in (lorafleet_stats, lorafleet_profile):
+            assert json.loads(call(engine.worker))["inactive"] == "AttributeError: moe_config"
+    finally:
+        engine.manager.lorafleet = residency
+
+
 def test_a_load_outside_a_step_takes_no_slot_from_anyone(engine: Any) -> None:
     adapter = make(engine.folder, "scaling one")
     digest = engine.arena.add(adapter)
