@@ -27,6 +27,12 @@ class Loader(StrEnum):
     DEVICE = "device"
 
 
+class DropUnmatched(StrEnum):
+    """What of an adapter may be left out because the engine has no module for it."""
+
+    TOWER = "tower"  # the vision or audio tower and its projector
+
+
 class Tier(StrEnum):
     """Where an engine's copy of an adapter is now."""
 
@@ -82,6 +88,9 @@ class LoRAAdapterSpec(ApiModel):
     """Seconds that requests running on an old revision get to finish."""
     allow_base_mismatch: bool = False
     """Whether to load an adapter whose own config names another base model."""
+    drop_unmatched: DropUnmatched | None = None
+    """tower: leave out what was trained on a multimodal wrapper's tower. Left out: an adapter
+    with modules that the engine lacks is refused."""
 
     @field_validator("served_name")
     @classmethod
@@ -147,7 +156,7 @@ class LoRAAdapterStatus(ApiModel):
     )
     """Earlier revisions that stay staged, newest first."""
     conditions: Conditions = Field(default_factory=list)
-    """SourceResolved, Placed, Loaded and Ready."""
+    """SourceResolved, Normalized, Placed, Loaded and Ready; AdapterIsIdentity when it is one."""
 
 
 class LoRAAdapter(ApiModel):

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 
 
 class ConditionType(StrEnum):
-    """What is observed. All are positive: True is good. The order is that of the flow."""
+    """What is observed, in the order of the flow.
+
+    True is good, but for Normalized and AdapterIsIdentity, which say something of the content and
+    have no part in Ready.
+    """
 
     SOURCE_RESOLVED = "SourceResolved"
     """The source was read and its content fits the pool's engines."""
+    NORMALIZED = "Normalized"
+    """The source's files were rewritten into the canonical form; the message counts and names
+    the rewrites."""
+    ADAPTER_IS_IDENTITY = "AdapterIsIdentity"
+    """Every lora_B is zero: the adapter is served and changes nothing."""
     PLACED = "Placed"
     """Enough engines were found for the adapter."""
     LOADED = "Loaded"
@@ -74,6 +83,16 @@ class Reason(StrEnum):
     """The content is not what was promised."""
     TOO_LARGE = "TooLarge"
     """The adapter is larger than a limit, such as every engine's arena."""
+
+    # Normalized, AdapterIsIdentity
+    REWRITTEN = "Rewritten"
+    """Rewrites were needed; the message counts and names them."""
+    AS_FOUND = "AsFound"
+    """The files were canonical already."""
+    ALL_ZERO = "AllZero"
+    """Every lora_B is zero, as after a training that stored nothing."""
+    HAS_EFFECT = "HasEffect"
+    """The content is another now and not an identity any more."""
 
     # Placed
     PLACED = "Placed"

@@ -55,13 +55,28 @@ SERVED_NAME_PATH: Final = Rule(
 )
 
 ONE_SOURCE: Final = Rule(
-    "[has(self.s3), has(self.http), has(self.persistentVolumeClaim)]"
-    ".filter(present, present).size() == 1",
-    "give exactly one of source.s3, source.http and source.persistentVolumeClaim",
+    "[has(self.s3), has(self.gcs), has(self.azureBlob), has(self.http), has(self.huggingFace),"
+    " has(self.oci), has(self.persistentVolumeClaim)].filter(present, present).size() == 1",
+    "give exactly one of source.s3, source.gcs, source.azureBlob, source.http, "
+    "source.huggingFace, source.oci and source.persistentVolumeClaim",
 )
 VOLUME_NEEDS_NO_SECRET: Final = Rule(
     "!has(self.persistentVolumeClaim) || !has(self.credentialsSecretRef)",
     "credentialsSecretRef has no use with persistentVolumeClaim; remove it",
+)
+
+ADAPTER_NAME: Final = Rule(
+    "self.matches('^[^.]+$')",
+    "adapterName is one segment of the tensor names, as in lora_A.<adapterName>.weight: no dots",
+)
+OCI_REFERENCE: Final = Rule(
+    "self.matches('^[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    "(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$')",
+    "must be registry/repository:tag or registry/repository@sha256:<64 hex digits>",
+)
+NO_PARENT_SEGMENT: Final = Rule(
+    "!self.contains('..')",
+    "must not hold ..",
 )
 
 RELATIVE_PATH: Final = Rule(

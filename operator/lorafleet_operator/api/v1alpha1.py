@@ -8,6 +8,7 @@ API server stores. What CEL checks at the API server (rules.py) the models check
 
 from .adapter import (
     AdapterEngine,
+    DropUnmatched,
     Loader,
     LoRAAdapter,
     LoRAAdapterSpec,
@@ -26,24 +27,38 @@ from .pool import (
     EngineSelector,
     PoolEngine,
 )
-from .source import AdapterSource, HttpSource, S3Source, VolumeSource
+from .source import (
+    AdapterSource,
+    AzureBlobSource,
+    GcsSource,
+    HttpSource,
+    HuggingFaceSource,
+    OciSource,
+    S3Source,
+    VolumeSource,
+)
 
 __all__ = [
     "AdapterEngine",
     "AdapterSource",
+    "AzureBlobSource",
     "Condition",
+    "DropUnmatched",
     "EngineHealth",
     "EnginePool",
     "EnginePoolSpec",
     "EnginePoolStatus",
     "EngineSelector",
+    "GcsSource",
     "HttpSource",
+    "HuggingFaceSource",
     "LoRAAdapter",
     "LoRAAdapterSpec",
     "LoRAAdapterStatus",
     "Loader",
     "LocalReference",
     "ObjectMeta",
+    "OciSource",
     "Placement",
     "PlacementPolicy",
     "PoolEngine",
