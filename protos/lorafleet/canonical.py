@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ class PackedTensor:
 class CanonicalModule:
     """One LoRA pair as the engine uses it; experts of one projection are one module.
 
-    `scaling` is one number, or one for each expert when they differ.
+    `scaling` is one number, or one for each expert when they differ. `part_ranks` is what the
+    source has for each expert (one entry without experts): below `rank` it was padded, 0 means
+    that the source has no such pair and zeros stand for it.
     """
 
     kind: ModuleKind
@@ -29,3 +31,4 @@ class CanonicalModule:
     scaling: float | tuple[float, ...]
     a: PackedTensor
     b: PackedTensor
+    part_ranks: tuple[int, ...] = field(default=(), compare=False)

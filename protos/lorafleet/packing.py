@@ -42,7 +42,8 @@ class Packing:
         scalings = _scalings(parts, count, scaling)
         a = self._place(name, "A", kind, count, (rank, module.in_features), parts)
         b = self._place(name, "B", kind, count, (module.out_features, rank), parts)
-        self.modules[name] = CanonicalModule(kind, rank, scalings, a, b)
+        ranks = tuple(parts[e].a.rows if e in parts else 0 for e in range(count))
+        self.modules[name] = CanonicalModule(kind, rank, scalings, a, b, ranks)
 
     def _place(
         self,
