@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from lorafleet_sidecar.arena import Arena
 
 
+IDENTITY = "AdapterIsIdentity"
+"""Note of a revision whose every lora_B is zero."""
+_LOOK_BYTES = 1 << 20
+
+
 def clear(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
     """Write the header and the zeros of an image, before any chunk of it."""
     head = len(layout.image_header)
@@ -56,6 +61,23 @@ def seal(arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadP
     digest = canonical_digest(layout.dtype, layout.modules, hashes)
     crash_at("stage.verified")
     return digest
+
+
+def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
+    """Whether every lora_B of a complete image is zero, so that the adapter changes nothing.
+
+    Blocks; the first value that is not zero ends it.
+    """
+    head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
+    with arena.extent_view(extent) as image:
+        for module in layout.modules.values():
+            at, end = module.b.offset, module.b.offset + math.prod(module.b.shape) * size
+            while at < end:
+                step = min(_LOOK_BYTES, end - at)
+                if bytes(image[head + at : head + at + step]).strip(b"\0"):
+                    return False
+                at += step
+    return True
 
 
 def write_revision(volume: Path, digest: str, extent: Extent, layout: CanonicalLayout) -> None:

@@ -251,6 +251,7 @@ class ActiveStaging:
                 commit.seal, store.arena, extent, layout, self._stagings.hashing
             )
             check_digest(plan, digest)
+            identity = await run(commit.is_identity, store.arena, extent, layout)
         except AdapterRejected:
             self._keep = False
             raise
@@ -263,7 +264,7 @@ class ActiveStaging:
             image_bytes=plan.image_bytes,
             rank=layout.rank,
             adapter=plan.manifest.adapter,
-            notes=(*layout.normalized, *layout.notes),
+            notes=(*layout.normalized, *layout.notes, *([commit.IDENTITY] if identity else [])),
             sources={plan.manifest.fingerprint: plan.layout_key},
         )
         self._keep = False  # the index has no reservation any more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -30,7 +31,7 @@ class StagingPlan:
     header: SafetensorsHeader
     layout: CanonicalLayout
     chunks: list[tuple[int, int]]  # (offset, length) in the source's data section
-    layout_key: str  # equal for equal images: same tensors, dtype and scaling
+    layout_key: str  # equal for equal images: same tensors, dtype, scaling and choice
 
     @property
     def image_bytes(self) -> int:
@@ -59,13 +60,17 @@ class StagingPlan:
             profile,
             adapter=adapter,
             allow_base_mismatch=manifest.allow_base_mismatch,
+            adapter_name=manifest.adapter_name,
+            drop_unmatched=manifest.drop_unmatched,
         )
         needed = len(layout.image_header) + layout.data_bytes
         if needed > limit_bytes:
             raise TooLarge(
                 f"adapter {adapter}: needs {needed} bytes, the arena holds {limit_bytes}"
             )
-        key = hashlib.sha256(layout.image_header + layout.config_json).hexdigest()
+        # Two adapters of one file have equal images but for the tensors' bytes.
+        taken = json.dumps([manifest.adapter_name, manifest.drop_unmatched]).encode()
+        key = hashlib.sha256(layout.image_header + layout.config_json + taken).hexdigest()
         return cls(manifest, header, layout, chunk_plan(header, manifest.chunk_bytes), key)
 
     def continues(self, other: pb.AdapterManifest) -> bool:
@@ -76,6 +81,8 @@ class StagingPlan:
             and other.adapter_config == mine.adapter_config
             and other.data_bytes == mine.data_bytes
             and other.chunk_bytes == mine.chunk_bytes
+            and other.adapter_name == mine.adapter_name
+            and other.drop_unmatched == mine.drop_unmatched
         )
 
 

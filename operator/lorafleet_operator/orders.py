@@ -144,7 +144,7 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
 
 def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
     """Return the transfer of the content: its manifest and its cuts."""
-    chunk_bytes = fleet.settings.chunk_bytes
+    spec, chunk_bytes = facts.adapter.spec, fleet.settings.chunk_bytes
     header = parse_header(content.header_bytes, content.data_bytes)
     return Payload(
         manifest=pb.AdapterManifest(
@@ -154,7 +154,9 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
             adapter_config=content.config_bytes,
             data_bytes=content.data_bytes,
             chunk_bytes=chunk_bytes,
-            allow_base_mismatch=facts.adapter.spec.allow_base_mismatch,
+            allow_base_mismatch=spec.allow_base_mismatch,
+            adapter_name=spec.source.adapter_name or "",
+            drop_unmatched=spec.drop_unmatched or "",
         ),
         plan=chunk_plan(header, chunk_bytes),
         read=content.read,

@@ -17,6 +17,7 @@ from lorafleet_operator.api.conditions import (
 )
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES
 from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
+from lorafleet_operator.content_conditions import content_conditions
 from lorafleet_operator.engine_entry import engine_entry, short
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 _QUIET: Final = frozenset(
     {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}
+    | {Reason.AS_FOUND, Reason.HAS_EFFECT}
 )
-"""Steps on the way, seen in the conditions: no Events about them."""
+"""Steps on the way and plain facts, seen in the conditions: no Events about them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
             (ConditionType.PLACED, _placed(facts)),
             (ConditionType.LOADED, _loaded(facts, wanted)),
         )
+    ]
+    said = [
+        condition(type_, status, reason, message, generation=generation, now=now)
+        for type_, status, reason, message in content_conditions(facts)
     ]
     ready = rollout.ready(wanted)
     desired = facts.placed.wanted if facts.placed else 0
@@ -91,7 +97,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         tier_summary=_tiers(entries),
         engines=entries[:MAX_STATUS_ENGINES],
         history=_history(facts, digest),
-        conditions=merge_conditions(old.conditions, [*observed, last]),
+        conditions=merge_conditions(old.conditions, [*observed, *said, last]),
     )
     trouble = _first(facts.troubles.values()) or facts.source_error
     return Report(
@@ -131,9 +137,8 @@ def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
         return None, Reason.RESOLVING, "the source has not been read yet"
     if not facts.verdicts:
         return None, Reason.RESOLVING, f"{facts.origin}: no engine has said yet what it can take"
-    rewrites = sorted({text for found in facts.verdicts.values() for text in found.normalized})
     notes = sorted({text for found in facts.verdicts.values() for text in found.notes})
-    return True, Reason.RESOLVED, "; ".join([facts.origin, *rewrites, *notes])
+    return True, Reason.RESOLVED, "; ".join([facts.origin, *notes])
 
 
 def _placed(facts: Facts) -> _Found:

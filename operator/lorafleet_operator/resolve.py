@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from lorafleet.errors import LorafleetError, SourceChanged
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from lorafleet.profile import EngineProfile
 
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapterSpec
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.sources.base import ResolvedAdapter, Source
@@ -69,12 +73,25 @@ class SourceReader:
                 on_read=self._count,
             )
             self._source = source
-            self._content = await source.resolve()
+            self._content = as_taken(await source.resolve(), adapter.spec)
         return self._content
 
     def _count(self, amount: int) -> None:
         if self._source is not None:
             metrics.SOURCE_READ_BYTES.labels(self._source.kind).inc(amount)
+
+
+def as_taken(content: ResolvedAdapter, spec: LoRAAdapterSpec) -> ResolvedAdapter:
+    """Return the content with an identity that tells also what the spec takes of it.
+
+    Sidecars and links remember content by its fingerprint, and another choice of the same file
+    is other content.
+    """
+    name, drop = spec.source.adapter_name, spec.drop_unmatched
+    if name is None and drop is None:
+        return content
+    parts = json.dumps([content.fingerprint, name, drop])
+    return replace(content, fingerprint=hashlib.sha256(parts.encode()).hexdigest())
 
 
 async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
@@ -130,11 +147,12 @@ async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
 async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     if not facts.fingerprint or facts.source_error is not None:
         return
-    allow = facts.adapter.spec.allow_base_mismatch
+    spec = facts.adapter.spec
     for view in facts.engines:
         if not view.member or view.profile is None:
             continue
-        key = (facts.fingerprint, allow, view.profile)
+        # The fingerprint tells adapterName and dropUnmatched apart: see as_taken.
+        key = (facts.fingerprint, spec.allow_base_mismatch, view.profile)
         verdict = fleet.memory.verdict(key)
         if verdict is None:
             try:
@@ -142,7 +160,7 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             except LorafleetError as error:
                 facts.source_error = error
                 return
-            verdict = await asyncio.to_thread(judge, facts.key, content, view.profile, allow)
+            verdict = await asyncio.to_thread(judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
         facts.verdicts[view.uid] = verdict
 
@@ -157,7 +175,7 @@ async def same_content(facts: Facts, reader: SourceReader, fleet: Fleet) -> Reso
 
 
 def judge(
-    adapter: str, content: ResolvedAdapter, profile: EngineProfile, allow_mismatch: bool
+    adapter: str, content: ResolvedAdapter, profile: EngineProfile, spec: LoRAAdapterSpec
 ) -> Verdict:
     """Return what an engine of this profile would make of the content. Pure."""
     try:
@@ -166,7 +184,9 @@ def judge(
             AdapterConfig.parse(content.config_bytes, adapter=adapter),
             profile,
             adapter=adapter,
-            allow_base_mismatch=allow_mismatch,
+            allow_base_mismatch=spec.allow_base_mismatch,
+            adapter_name=spec.source.adapter_name or "",
+            drop_unmatched=spec.drop_unmatched or "",
         )
     except LorafleetError as error:
         return Verdict(error=error)

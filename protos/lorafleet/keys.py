@@ -26,6 +26,7 @@ class Keys:
     halves: dict[str, list[TensorEntry | None]] = field(default_factory=dict)
     embeddings: set[str] = field(default_factory=set)  # modules with lora_embedding_A/B
     adapters: Counter[str] = field(default_factory=Counter)  # segments after lora_A
+    passed_over: Counter[str] = field(default_factory=Counter)  # adapters that were not picked
     removed: Counter[str] = field(default_factory=Counter)  # wrapper segments
     dora: list[str] = field(default_factory=list)
     biases: list[str] = field(default_factory=list)
@@ -79,6 +80,9 @@ def read_keys(header: SafetensorsHeader, adapter_name: str = "") -> Keys:
     if len(keys.adapters) > 1:
         names = listed([shown(name, 40) for name in sorted(keys.adapters)])
         raise InvalidAdapter(f"more than one adapter in one file ({names})")
+    if keys.passed_over and not keys.halves:
+        names = listed([shown(name, 40) for name in sorted(keys.passed_over)])
+        raise InvalidAdapter(f"no adapter {shown(adapter_name, 40)} in the file (it holds {names})")
     if keys.twice:
         raise InvalidAdapter(f"two tensors for {keys.twice[0]}")
     return keys
@@ -104,6 +108,7 @@ def _other(
             rest.pop()
         if len(rest) <= 1:
             if rest and adapter_name and rest[0] != adapter_name:
+                keys.passed_over.update(rest)
                 return
             keys.adapters.update(rest)
             if role.startswith("lora_embedding"):

@@ -14,10 +14,10 @@ from lorafleet.canonical import CanonicalModule, PackedTensor
 from lorafleet.canonical_config import canonical_config
 from lorafleet.chunk_plan import chunk_plan
 from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
-from lorafleet.errors import AdapterRejected
+from lorafleet.errors import AdapterRejected, InvalidAdapter
 from lorafleet.header import SafetensorsHeader, render_header
 from lorafleet.keys import read_keys
-from lorafleet.module_checks import Facts
+from lorafleet.module_checks import TOWER, Facts, without_towers
 from lorafleet.moves import Copy, Moves
 from lorafleet.packing import pack
 from lorafleet.places import Engine
@@ -99,17 +99,22 @@ def plan_layout(
     adapter: str,
     allow_base_mismatch: bool = False,
     adapter_name: str = "",
+    drop_unmatched: str = "",
 ) -> CanonicalLayout:
     """Check `adapter` against the engine and return its canonical layout.
 
-    `adapter_name` picks one adapter of a file whose keys hold several. Raises InvalidAdapter,
+    `adapter_name` picks one adapter of a file whose keys hold several. `drop_unmatched` "tower"
+    leaves out modules of a vision or audio tower that the engine lacks. Raises InvalidAdapter,
     RankTooHigh, BaseModelMismatch or TooLarge with one line for people.
     """
     try:
+        if drop_unmatched not in ("", TOWER):
+            raise InvalidAdapter(f"dropUnmatched {shown(drop_unmatched)} is not {TOWER}")
         keys = read_keys(header, adapter_name)
         check_keys(keys)
         pairs = keys.pairs()
         assembly = Assembler(config, Engine(profile, keys.embeddings)).assemble(pairs)
+        dropped = without_towers(assembly) if drop_unmatched else []
         facts = Facts(assembly, config, profile, allow_base_mismatch)
         check_modules(facts)
         dtype = SAFETENSORS_NAMES.get(profile.dtype) or common_dtype(
@@ -128,7 +133,10 @@ def plan_layout(
         config_json=canonical_config(packing.modules, profile.base_model),
         zero_fill=tuple(packing.zeros),
         normalized=_bounded(
-            keys.normalized() + assembly.normalized + _target_modules(config, packing.modules)
+            dropped
+            + keys.normalized()
+            + assembly.normalized
+            + _target_modules(config, packing.modules)
         ),
         notes=warnings(facts),
         moves=Moves(packing.moves, dtype),

@@ -27,6 +27,8 @@ _TOWERS = frozenset(
     {"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_encoder"}
     | {"multi_modal_projector", "mm_projector", "image_encoder"}
 )
+TOWER = "tower"
+"""The one value of `drop_unmatched`: what is left out is a tower's."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,9})\.")
 
 
@@ -82,7 +84,8 @@ def modules_exist(facts: Facts) -> AdapterRejected | None:
     if towers and facts.assembly.placed:
         return InvalidAdapter(
             f"{shown(towers[0])} is not a LoRA module of the engine; the adapter was trained on "
-            f"the multimodal wrapper ({2 * len(towers)} tensors of it have no place)"
+            "the multimodal wrapper "
+            f"(set spec.dropUnmatched: tower to drop {2 * len(towers)} tensors)"
         )
     first = shown(unplaced[0].name)
     if not facts.assembly.placed:
@@ -91,6 +94,19 @@ def modules_exist(facts: Facts) -> AdapterRejected | None:
     return InvalidAdapter(
         f"{len(unplaced)} of {total} modules do not exist in the engine (first: {first})"
     )
+
+
+def without_towers(assembly: Assembly) -> list[str]:
+    """Take out what only the engine's missing tower could use; return a line about it.
+
+    Nothing is taken out of an adapter of which nothing else would be left.
+    """
+    towers = [pair for pair in assembly.unplaced if _tower(pair.name)]
+    if not towers or not assembly.placed:
+        return []
+    assembly.unplaced = [pair for pair in assembly.unplaced if not _tower(pair.name)]
+    names = sorted({name for pair in towers if (name := _tower(pair.name))})
+    return [f"dropped {2 * len(towers)} tensors of {', '.join(names)}, which the engine lacks"]
 
 
 def dtypes(facts: Facts) -> AdapterRejected | None:

@@ -113,7 +113,7 @@ def test_two_adapters_in_one_file_need_a_choice() -> None:
             pair("model.visual.blocks.0.attn.qkv", 4, 32, 96),
             "-",
             "model.visual.blocks.0.attn.qkv is not a LoRA module of the engine; the adapter was "
-            "trained on the multimodal wrapper (2 tensors of it have no place)",
+            "trained on the multimodal wrapper (set spec.dropUnmatched: tower to drop 2 tensors)",
         ),
         (
             pair("model.layers.0.self_attn.kv_proj", 4, 256, 256),
