@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from operator_chain import Chain, eventually
 
@@ -135,3 +136,26 @@ def test_of_two_adapters_with_one_served_name_the_older_is_served(chain: Chain) 
     assert text == f"served name shared is taken by {chain.namespace}/a-first"
     chain.delete("loraadapters", "a-first")
     eventually(lambda: _ready(chain, "b-second"), what="the name is free")
+
+
+def test_an_engine_without_the_plugin_is_served_too_and_the_pool_says_so(chain: Chain) -> None:
+    """Cluster-wide this time: the operator serves every namespace."""
+    chain.start_engine("engine-0", 0, "--plain")
+    operator = chain.start_operator(LORAFLEET_NAMESPACES="")
+    chain.pool()
+    chain.adapter("sql")
+    eventually(lambda: _ready(chain, "sql"))
+    assert f"{chain.namespace}/sql" in chain.served("engine-0")
+    plugin = chain.full_condition("pool", "PluginActive", "enginepools")
+    assert (plugin["status"], plugin["reason"]) == ("False", "PluginInactive")
+    assert plugin["message"].startswith("engine engine-0: ")
+
+    def metrics() -> str:
+        return httpx.get(operator.metrics_url).text
+
+    series = f'{{name="sql",namespace="{chain.namespace}",status="True",type="Ready"}} 1.0'
+    assert f"lorafleet_operator_adapter_condition{series}" in metrics()
+    chain.delete("loraadapters", "sql")
+    eventually(lambda: not chain.exists("sql"))
+    assert chain.served("engine-0") == set()
+    eventually(lambda: 'name="sql"' not in metrics(), what="the series go with the adapter")
