@@ -267,8 +267,9 @@ def both_managers_are_wrapped(probe: Probe) -> Figures:
 
     for cls in (WorkerLoRAManager, LRUCacheWorkerLoRAManager):
         assert hasattr(vars(cls)["add_adapter"], "__lorafleet__")
-    config = copy.deepcopy(probe.worker.vllm_config)
-    config.compilation_config.static_forward_context = {}
+    config = copy.copy(probe.worker.vllm_config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.static_forward_context = {}  # the first model's layers are in it
     with set_current_vllm_config(config):
         model = get_model(vllm_config=config)
         lora = WorkerLoRAManager(config, probe.lora.device, model.embedding_modules)
