@@ -9,7 +9,6 @@ from .fields import Int32, LocalReference, ObjectName
 from .meta import ApiModel
 from .rules import validations
 
-
 Folder = Annotated[
     str,
     Field(max_length=1024, json_schema_extra=validations(rules.RELATIVE_PATH, rules.PRINTABLE)),
