@@ -169,7 +169,11 @@ def test_a_stream_that_the_client_drops_is_no_longer_in_flight(
     lora_int_id = server.serve("t/a", digests["a"])
     body = {"model": "t/a", "prompt": PROMPT, "max_tokens": 300, "stream": True, "ignore_eos": True}
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        assert answer.status_code == 200
+        lines = answer.iter_lines()  # closing it would close the connection
+        first = next(lines)
+        assert first.startswith("data: {"), first
+        assert "choices" in first, first
         assert in_flight(server, lora_int_id) == 1
     while in_flight(server, lora_int_id):
         pass
