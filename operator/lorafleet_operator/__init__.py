@@ -18,6 +18,7 @@ sources/    where an adapter comes from
 placement/  which engine gets it; pure
 transfer/   tensors and orders to the sidecars; the only package that knows gRPC
 cluster/    the API server; the only package that knows the Kubernetes client
+inspection/ the command `lorafleet`: checks for people and pipelines, no part of the program
 
 cli, settings, metrics, probes: the program around it.
 """

@@ -1,0 +1,164 @@
+"""`lorafleet inspect PATH|URI` and `lorafleet profile MODEL_DIR`: checks without any engine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import InvalidAdapter, LorafleetError, NameTaken
+
+from lorafleet_operator.api.names import served_name_problem
+from lorafleet_operator.inspection.addresses import open_address, without_secrets
+from lorafleet_operator.inspection.examine import UNCHECKED, examine
+from lorafleet_operator.inspection.model_config import UnknownModel
+from lorafleet_operator.inspection.offline_profile import DTYPES, offline_profile
+from lorafleet_operator.inspection.profile_file import profile_text, read_profile
+from lorafleet_operator.inspection.report import Report, as_text, merged_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lorafleet.profile import EngineProfile
+
+    from lorafleet_operator.sources.base import Source
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; return 0, or 1 for a refusal, which is told in one line."""
+    options = _parser().parse_args(argv)
+    status: int = options.run(options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lorafleet", description=__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    inspect = verbs.add_parser("inspect", help="what is in an adapter and which engines take it")
+    inspect.add_argument(
+        "address", metavar="PATH|URI", help="a folder, a file, http(s)://, s3:// or hf://"
+    )
+    inspect.add_argument(
+        "--profile", type=Path, action="append", default=[], metavar="FILE",
+        help="an engine's profile, from `lorafleet profile` or `lorafleet-sidecar profile`, both "
+        "with -o json; may be given several times. Without it no shape, rank or base is checked",
+    )  # fmt: skip
+    inspect.add_argument("--served-name", metavar="NAME", help="check this name too")
+    inspect.add_argument(
+        "--adapter-name", default="", metavar="NAME", help="which adapter of a file with several"
+    )
+    inspect.add_argument(
+        "--allow-base-mismatch", action="store_true", help="only warn of another base model"
+    )
+    inspect.add_argument(
+        "--allow-pickle", action=argparse.BooleanOptionalAction,
+        help="whether adapter_model.bin may be read; by default not over HTTP and from the hub",
+    )  # fmt: skip
+    inspect.set_defaults(run=_inspect)
+
+    profile = verbs.add_parser("profile", help="an engine's profile from a model's config.json")
+    profile.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder with config.json")
+    profile.add_argument("--base-model", required=True, metavar="NAME", help="served model name")
+    profile.add_argument(
+        "--alias", action="append", default=[], metavar="NAME", help="further name of the model"
+    )
+    profile.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
+    profile.add_argument("--max-lora-rank", type=int, default=16, metavar="N")
+    profile.add_argument("--max-loras", type=int, default=1, metavar="N")
+    profile.add_argument("--max-cpu-loras", type=int, metavar="N")
+    profile.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
+    profile.add_argument("--expert-parallel", action="store_true")
+    profile.add_argument(
+        "--flag", action="append", default=[], metavar="NAME",
+        help="flag of vLLM's LoRA configuration that is on, such as enable_mixed_moe_lora_format",
+    )  # fmt: skip
+    profile.set_defaults(run=_profile)
+
+    for verb in (inspect, profile):
+        verb.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    return parser
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    reports = asyncio.run(_examine_all(options))
+    if options.output == "json":
+        print(json.dumps(merged_json(reports), indent=1))
+    else:
+        print(as_text(without_secrets(options.address), reports))
+    return 0 if all(report.loads for report in reports.values()) else 1
+
+
+async def _examine_all(options: argparse.Namespace) -> dict[str, Report]:
+    """Return a report for each engine, by the profile's file; one if no profile is given."""
+    name = options.served_name
+    address = without_secrets(options.address)
+    adapter = name or Path(address).name or address
+    reports: dict[str, Report] = {}
+    for file in options.profile or [None]:
+        label = str(file) if file else "not given"
+        try:
+            profile = read_profile(file) if file else UNCHECKED
+            if name is not None:
+                _check_name(name, profile)
+            source = open_address(options.address, os.environ, allow_pickle=options.allow_pickle)
+            reports[label] = await _examine(source, profile, adapter, options)
+        except LorafleetError as error:
+            reports[label] = Report.refused(error)
+        except OSError as error:
+            reports[label] = Report.refused(
+                LorafleetError(f"no temporary file for the tensors: {error.strerror}")
+            )
+    return reports
+
+
+def _check_name(name: str, profile: EngineProfile) -> None:
+    problem = served_name_problem(name)
+    if problem is not None:
+        raise InvalidAdapter(problem)
+    if name in (profile.base_model, *profile.base_model_aliases):
+        raise NameTaken(f"served name {name} conflicts with a served base model")
+
+
+async def _examine(
+    source: Source, profile: EngineProfile, adapter: str, options: argparse.Namespace
+) -> Report:
+    try:
+        return await examine(
+            source,
+            profile,
+            adapter=adapter,
+            allow_base_mismatch=options.allow_base_mismatch,
+            adapter_name=options.adapter_name,
+        )
+    finally:
+        await source.aclose()
+
+
+def _profile(options: argparse.Namespace) -> int:
+    try:
+        profile = offline_profile(
+            options.model,
+            base_model=options.base_model,
+            aliases=options.alias,
+            dtype=options.dtype,
+            max_lora_rank=options.max_lora_rank,
+            max_loras=options.max_loras,
+            max_cpu_loras=options.max_cpu_loras,
+            tensor_parallel=options.tensor_parallel,
+            expert_parallel=options.expert_parallel,
+            flags=options.flag,
+        )
+    except UnknownModel as error:
+        print(f"lorafleet: {error}", file=sys.stderr)
+        return 1
+    print(profile.to_json() if options.output == "json" else profile_text(profile))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""The canonical tensors of an adapter, filled from its source exactly as staging fills them.
+
+The same layout and the same copies as in a sidecar, with one difference: the values keep the
+source's precision, so that the numbers are the trainer's. The cast to the engine's type is tried
+on every value, because that is where an adapter can still be refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import mmap
+import os
+import tempfile
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from lorafleet.chunk_plan import chunk_plan
+from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES, TORCH_NAMES
+from lorafleet.errors import InvalidAdapter
+from lorafleet.profile import ModuleKind
+from lorafleet.quoting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from lorafleet.canonical import CanonicalModule, PackedTensor
+    from lorafleet.header import SafetensorsHeader
+    from lorafleet.layout import CanonicalLayout, Copy
+
+    from lorafleet_operator.inspection.numbers import Array
+    from lorafleet_operator.sources.base import Buffer, ResolvedAdapter
+
+CHUNK_BYTES = 8 << 20
+READS_AHEAD = 4
+IN_MEMORY_BYTES = 64 << 20
+"""Up to here the tensors are kept in memory; above it in a temporary file without a name."""
+
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class CanonicalImage:
+    """The canonical data section of one adapter; `engine_dtype` is torch's name or ""."""
+
+    def __init__(
+        self, header: SafetensorsHeader, layout: CanonicalLayout, adapter: str, engine_dtype: str
+    ) -> None:
+        self._header = header
+        self._layout = layout
+        self._adapter = adapter
+        self._cast = SAFETENSORS_NAMES.get(engine_dtype, "")
+        self._begins = [tensor.begin for tensor in header.tensors]
+        # New memory and new files hold zeros, which is what the layout's `zero_fill` asks for.
+        self._data = _room(layout.data_bytes)
+
+    async def fill(self, content: ResolvedAdapter) -> None:
+        """Read the whole source once, from front to back.
+
+        Raises InvalidAdapter for values that are not finite, before or after the cast.
+        """
+        async for begin, data in _chunks(content, chunk_plan(self._header, CHUNK_BYTES)):
+            for copy in self._layout.copies(begin, begin + len(data)):
+                self._run(copy, data, begin)
+
+    def factors(self) -> Iterator[tuple[str, float, Array, Array]]:
+        """Yield name, scaling, A [rank, in] and B [out, rank] in float64, experts one by one.
+
+        Rank and columns are the source's: without padding, and without experts that it lacks.
+        """
+        for name, module in self._layout.modules.items():
+            a, b = self._packed(module.a), self._packed(module.b)
+            for part, rank in enumerate(module.part_ranks):
+                if module.kind is ModuleKind.EXPERTS:
+                    if rank:
+                        experts, _, projection = name.rpartition(".")
+                        yield (
+                            f"{experts}.{part}.{projection}",
+                            _scaling(module, part),
+                            a[part, :rank].astype(np.float64),
+                            b[part, :, :rank].astype(np.float64),
+                        )
+                else:
+                    yield name, _scaling(module, 0), a.astype(np.float64), b.astype(np.float64)
+
+    def _packed(self, tensor: PackedTensor) -> Array:
+        dtype = _NUMPY[SAFETENSORS_NAMES[self._layout.dtype]]
+        return np.ndarray(tensor.shape, dtype, self._data, tensor.offset)
+
+    def _run(self, copy: Copy, data: Buffer, begin: int) -> None:
+        shape = (copy.rows, copy.elements)
+        source = _strided(
+            data, copy.src_offset - begin, copy.src_dtype, shape, copy.src_row_stride, copy.src_step
+        )
+        target = _strided(
+            self._data, copy.dst_offset, copy.dst_dtype, shape, copy.dst_row_stride, copy.dst_step
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(target, source, casting="unsafe")
+            cast = source.astype(_NUMPY[self._cast or copy.dst_dtype], copy=False)
+        if not np.isfinite(cast).all():
+            self._refuse(source, copy)
+
+    def _refuse(self, source: Array, copy: Copy) -> None:
+        place = bisect.bisect_right(self._begins, copy.src_offset) - 1
+        found = shown(self._header.tensors[place].name)
+        if np.isfinite(source.astype(np.float64)).all():
+            cast = TORCH_NAMES[self._cast or copy.dst_dtype]
+            raise InvalidAdapter(
+                f"adapter {self._adapter}: {found}: not finite after the cast to {cast}"
+            )
+        raise InvalidAdapter(f"adapter {self._adapter}: non-finite values in {found}")
+
+
+async def _chunks(
+    content: ResolvedAdapter, plan: list[tuple[int, int]]
+) -> AsyncIterator[tuple[int, Buffer]]:
+    """Yield the chunks in order, a few reads ahead, as a transfer does."""
+    reads: deque[tuple[int, asyncio.Task[Buffer]]] = deque()
+    upcoming = iter(plan)
+    try:
+        while True:
+            while len(reads) < READS_AHEAD and (chunk := next(upcoming, None)) is not None:
+                reads.append((chunk[0], asyncio.create_task(content.read(*chunk))))
+            if not reads:
+                return
+            begin, task = reads.popleft()
+            yield begin, await task
+    finally:
+        for _, task in reads:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
+
+
+def _room(size: int) -> mmap.mmap:
+    """Return `size` bytes of zeros. Raises OSError if the disk has no room for them."""
+    if size <= IN_MEMORY_BYTES:
+        return mmap.mmap(-1, max(1, size))
+    with tempfile.TemporaryFile(prefix="lorafleet-") as file:
+        # Taken now: a disk that fills up under a map ends the process without a word.
+        os.posix_fallocate(file.fileno(), 0, size)
+        return mmap.mmap(file.fileno(), size)
+
+
+def _scaling(module: CanonicalModule, part: int) -> float:
+    return module.scaling if isinstance(module.scaling, float) else module.scaling[part]
+
+
+def _strided(
+    buffer: Buffer | mmap.mmap,
+    offset: int,
+    dtype: str,
+    shape: tuple[int, int],
+    row_stride: int,
+    step: int,
+) -> Array:
+    """Return a view of `shape` elements at byte `offset`; numpy checks that it stays inside."""
+    size = ITEM_BYTES[dtype]
+    return np.ndarray(shape, _NUMPY[dtype], buffer, offset, (row_stride * size, step * size))

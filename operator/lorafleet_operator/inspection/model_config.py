@@ -1,0 +1,157 @@
+"""Which modules vLLM can adapt in a model, worked out from its config.json.
+
+Only the running engine knows for sure; this is what vLLM 0.32 makes of the architectures below,
+for pipelines that have no engine at hand. An architecture that is not here is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lorafleet.profile import LoraModule, ModuleKind
+from lorafleet.quoting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class UnknownModel(ValueError):
+    """Raised for a config.json that gives no profile; one line for people."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What differs between the models of one `model_type`."""
+
+    heads: bool  # vLLM takes LoRA on embed_tokens and lm_head
+    fused: bool = False  # checkpoints have qkv_proj and gate_up_proj
+    moe: str = ""  # name of the sparse block in a layer
+    experts: str = ""  # key of the number of experts
+    width: str = ""  # key of an expert's intermediate size
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+_QWEN_MOE = {"moe": "mlp", "experts": "num_experts", "width": "moe_intermediate_size"}
+ARCHITECTURES = {
+    "llama": Architecture(heads=True),
+    "mistral": Architecture(heads=False),
+    "mixtral": Architecture(
+        heads=True,
+        moe="block_sparse_moe",
+        experts="num_local_experts",
+        width="intermediate_size",
+        projections=("w1", "w3", "w2"),
+    ),
+    "qwen2": Architecture(heads=False),
+    "qwen3": Architecture(heads=True),
+    "qwen2_moe": Architecture(heads=False, **_QWEN_MOE),  # type: ignore[arg-type]
+    "qwen3_moe": Architecture(heads=True, **_QWEN_MOE),  # type: ignore[arg-type]
+    "gemma": Architecture(heads=False),
+    "gemma2": Architecture(heads=False),
+    "gemma3_text": Architecture(heads=False),
+    "phi3": Architecture(heads=True, fused=True),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The keys of config.json that decide shapes."""
+
+    raw: Mapping[str, Any]
+    architecture: Architecture
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Return the checked config. Raises UnknownModel naming what is missing."""
+        kind = raw.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise UnknownModel(
+                f"config.json: model_type {shown(str(kind), 60)} is not one of "
+                f"{', '.join(sorted(ARCHITECTURES))}; take the profile of a running engine "
+                "(lorafleet-sidecar profile -o json)"
+            )
+        return cls(raw, ARCHITECTURES[kind])
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a size above 0; a missing or null key is `default`."""
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise UnknownModel(f"config.json: {key} is {shown(str(value), 40)}, expected a size")
+        return value
+
+    @property
+    def layers(self) -> int:
+        """Number of hidden layers."""
+        return self.size("num_hidden_layers")
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.size("vocab_size")
+
+    def modules(self) -> tuple[LoraModule, ...]:
+        """Return every module that takes LoRA, under the checkpoint's names."""
+        hidden = self.size("hidden_size")
+        found: list[LoraModule] = []
+        if self.architecture.heads:
+            vocabulary = self.vocabulary
+            found.append(LoraModule("model.embed_tokens", vocabulary, hidden, ModuleKind.EMBEDDING))
+            found.append(LoraModule("lm_head", hidden, vocabulary))
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}"
+            found += self._attention(f"{prefix}.self_attn", hidden)
+            if self._is_sparse(layer):
+                found += self._sparse(f"{prefix}.{self.architecture.moe}", hidden)
+            else:
+                found += self._dense(f"{prefix}.mlp", hidden, self.size("intermediate_size"))
+        return tuple(found)
+
+    def _attention(self, prefix: str, hidden: int) -> Iterator[LoraModule]:
+        heads = self.size("num_attention_heads")
+        head = self.size("head_dim", hidden // heads)
+        q, kv = heads * head, self.size("num_key_value_heads", heads) * head
+        if self.architecture.fused:
+            yield LoraModule(f"{prefix}.qkv_proj", hidden, q + 2 * kv)
+        else:
+            yield LoraModule(f"{prefix}.q_proj", hidden, q)
+            yield LoraModule(f"{prefix}.k_proj", hidden, kv)
+            yield LoraModule(f"{prefix}.v_proj", hidden, kv)
+        yield LoraModule(f"{prefix}.o_proj", q, hidden)
+
+    def _dense(self, prefix: str, hidden: int, width: int) -> Iterator[LoraModule]:
+        if self.architecture.fused or not self._splits_gate_up():
+            yield LoraModule(f"{prefix}.gate_up_proj", hidden, 2 * width)
+        else:
+            yield LoraModule(f"{prefix}.gate_proj", hidden, width)
+            yield LoraModule(f"{prefix}.up_proj", hidden, width)
+        yield LoraModule(f"{prefix}.down_proj", width, hidden)
+
+    def _sparse(self, prefix: str, hidden: int) -> Iterator[LoraModule]:
+        kind = self.architecture
+        experts, width = self.size(kind.experts), self.size(kind.width)
+        yield LoraModule(f"{prefix}.gate", hidden, experts)
+        if self._shared_width():
+            yield from self._dense(f"{prefix}.shared_expert", hidden, self._shared_width())
+            yield LoraModule(f"{prefix}.shared_expert_gate", hidden, 1)
+        gate, up, down = (f"{prefix}.experts.{name}" for name in kind.projections)
+        yield LoraModule(gate, hidden, width, ModuleKind.EXPERTS, experts)
+        yield LoraModule(up, hidden, width, ModuleKind.EXPERTS, experts)
+        yield LoraModule(down, width, hidden, ModuleKind.EXPERTS, experts)
+
+    def _is_sparse(self, layer: int) -> bool:
+        if self.architecture.moe != "mlp":
+            return bool(self.architecture.moe)
+        step = self.size("decoder_sparse_step", 1)
+        return layer not in (self.raw.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
+
+    def _shared_width(self) -> int:
+        key = "shared_expert_intermediate_size"
+        return self.size(key) if self.architecture.moe == "mlp" and self.raw.get(key) else 0
+
+    def _splits_gate_up(self) -> bool:
+        """Whether vLLM takes gate and up apart: in MoE models only if it expects dense blocks."""
+        if self.architecture.moe != "mlp":
+            return True
+        return bool(self.raw.get("mlp_only_layers")) or bool(self._shared_width())

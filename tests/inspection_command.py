@@ -1,0 +1,69 @@
+"""The command `lorafleet`, run in this process, and the profiles that it makes of the tiny models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lorafleet_operator.inspection.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+COMMON = {
+    "vocab_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "torch_dtype": "bfloat16",
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    **COMMON,
+}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "head_dim": 16,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    **COMMON,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of the command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Result:
+    """Run `lorafleet ARGUMENTS` and return its exit status and output."""
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return Result(status, captured.out, captured.err)
+
+
+def model(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a folder with a config.json and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
