@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lorafleet.errors import LorafleetError, SourceError
+from lorafleet.errors import DigestMismatch, LorafleetError, SourceError
 from lorafleet.header import parse_header
 from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -72,7 +72,7 @@ async def stage(
                     ),
                     on_sent=_sent,
                 )
-            except SourceError as error:
+            except (SourceError, DigestMismatch) as error:
                 facts.source_error = error
                 fleet.memory.drop_look(facts.adapter.metadata.uid)
                 return

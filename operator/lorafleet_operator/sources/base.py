@@ -130,7 +130,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """The provider: `s3`, `http` or `persistentVolumeClaim`; a metric's label."""
+        """The provider, as `spec.source` calls it (`s3`, `http`, ..); a metric's label."""
 
     @property
     def uri(self) -> str:

@@ -22,8 +22,21 @@ _ALIASES = {
     "token": ("token", "HF_TOKEN"),
     "username": ("username",),
     "password": ("password",),
+    "serviceAccountKey": (
+        "serviceAccountKey",
+        "service-account.json",
+        "key.json",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+    ),
+    "accountKey": ("accountKey", "azurestorageaccountkey", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "sasToken": ("sasToken", "AZURE_STORAGE_SAS_TOKEN"),
+    "dockerConfig": (".dockerconfigjson", "config.json"),
 }
 """Key of our documentation -> the names under which it is looked for, first one wins."""
+
+_OF_SEVERAL_LINES = frozenset(
+    name for key in ("caBundle", "serviceAccountKey", "dockerConfig") for name in _ALIASES[key]
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,10 @@ class SecretData:
             session_token=self.get("sessionToken"),
         )
 
+    def lacks(self, *keys: str) -> AccessDenied:
+        """Return the error that none of `keys` is there."""
+        return AccessDenied(f"{self.label} lacks key {' or '.join(keys)}")
+
     def authorization_key(self) -> str | None:
         """Return the name of the key that `authorization` sends, for messages."""
         for key in ("token", "username"):
@@ -99,8 +116,7 @@ class SecretData:
             text = value.decode("utf-8").strip()
         except UnicodeDecodeError:
             text = None
-        single_line = name in _ALIASES["caBundle"] or (text is not None and text.isprintable())
-        if text is None or not single_line:
+        if text is None or not (name in _OF_SEVERAL_LINES or text.isprintable()):
             # Raised outside of the handler: the exception there holds the value.
             raise AccessDenied(f"{self.label} key {name} is not one line of text")
         return text

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import PathNotAllowed
 
+from lorafleet_operator.sources.azure_blob import AzureBlobSource
 from lorafleet_operator.sources.credentials import read_secret
+from lorafleet_operator.sources.gcs import GcsSource
 from lorafleet_operator.sources.http import HttpSource
 from lorafleet_operator.sources.hugging_face import HuggingFaceSource
+from lorafleet_operator.sources.oci import OciSource
 from lorafleet_operator.sources.s3 import S3Source
 from lorafleet_operator.sources.volume import VolumeSource
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.base import Source
     from lorafleet_operator.sources.bounds import SourceSettings
 
-_KINDS = ("s3", "http", "persistentVolumeClaim", "huggingFace")
+_KINDS = ("s3", "gcs", "azureBlob", "http", "huggingFace", "oci", "persistentVolumeClaim")
 
 
 def open_source(
@@ -33,8 +36,8 @@ def open_source(
 ) -> Source:
     """Return the source that `spec.source` describes; opens no connection.
 
-    `source` is the API model or its camelCase mapping: exactly one of `s3`, `http`,
-    `persistentVolumeClaim` and `huggingFace: {repo, revision, path, endpoint}`, and maybe
+    `source` is the API model or its camelCase mapping: exactly one of `s3`, `gcs`, `azureBlob`,
+    `http`, `huggingFace`, `oci` and `persistentVolumeClaim`, and maybe
     `credentialsSecretRef: {name}` and `allowPickle`.
     `namespace` and `name` are the adapter's. `secret` is the decoded data of the referenced
     Secret, None if there is none; without a reference the source is read anonymously.
@@ -58,6 +61,36 @@ def open_source(
                 secret=keys,
                 settings=settings,
                 allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case {"gcs": gcs, **others} if not others:
+            return GcsSource(
+                bucket=gcs["bucket"],
+                prefix=gcs.get("prefix") or "",
+                endpoint=gcs.get("endpoint"),
+                secret=keys,
+                settings=settings,
+                allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case {"azureBlob": azure, **others} if not others:
+            return AzureBlobSource(
+                account=azure["account"],
+                container=azure["container"],
+                prefix=azure.get("prefix") or "",
+                endpoint=azure.get("endpoint"),
+                secret=keys,
+                settings=settings,
+                allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case {"oci": oci, **others} if not others:
+            return OciSource(
+                reference=oci["reference"],
+                plain_http=bool(oci.get("plainHttp")),
+                secret=keys,
+                settings=settings,
+                allow_pickle=bool(pickle),
                 on_read=on_read,
             )
         case {"http": http, **others} if not others:

@@ -213,7 +213,7 @@ class RemoteBlob:
         self.size = size
         self.validator = validator
         self.identity = f"{validator}, {size} bytes"
-        told = validator.etag or validator.last_modified or f"{size} bytes"
+        told = validator.version or f"{size} bytes"
         self.revision = one_line(told.strip('"'), 64)
         self._where = f"{name} in {reach.connection.where}"
         self._reach = reach

@@ -15,23 +15,35 @@ _LENGTH = re.compile(r"\d{1,18}")
 
 @dataclass(frozen=True)
 class Validator:
-    """What says that a file is still the same: a strong ETag, or a date; maybe neither."""
+    """What says that a file is still the same: a strong ETag, or a date; maybe neither.
+
+    Google's generation comes on top: it differs between uploads of the same bytes.
+    """
 
     etag: str | None
     last_modified: str | None
+    generation: str | None = None
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Validator:
         """Return the strongest validator among the headers of an answer."""
         etag = headers.get("ETag", "")
+        generation = headers.get("x-goog-generation")
         if etag and not etag.startswith("W/"):
-            return cls(etag, None)
-        return cls(None, headers.get("Last-Modified"))
+            return cls(etag, None, generation)
+        return cls(None, headers.get("Last-Modified"), generation)
+
+    @property
+    def version(self) -> str:
+        """The version alone, for people; "" if there is none."""
+        return self.generation or self.etag or self.last_modified or ""
 
     def __bool__(self) -> bool:
-        return bool(self.etag or self.last_modified)
+        return bool(self.version)
 
     def __str__(self) -> str:
+        if self.generation:
+            return f"generation {self.generation}"
         return f"etag {self.etag}" if self.etag else f"modified {self.last_modified}"
 
     def conditions(self) -> dict[str, str]:

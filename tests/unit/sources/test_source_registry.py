@@ -68,8 +68,8 @@ def test_anything_but_one_kind_is_refused(source: dict[str, Any], found: str) ->
     with pytest.raises(PathNotAllowed) as caught:
         opened(source)
     assert str(caught.value) == (
-        "team-a/sql: spec.source needs exactly one of s3, http, persistentVolumeClaim, "
-        f"huggingFace, found {found}"
+        "team-a/sql: spec.source needs exactly one of s3, gcs, azureBlob, http, huggingFace, "
+        f"oci, persistentVolumeClaim, found {found}"
     )
 
 
