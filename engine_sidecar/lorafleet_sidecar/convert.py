@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from lorafleet.dtypes import TORCH_NAMES
+from lorafleet.dtypes import ITEM_BYTES, TORCH_NAMES
 from lorafleet.errors import InvalidAdapter
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Converter:
                 with np.errstate(over="ignore", invalid="ignore"):
                     np.copyto(target[part], source[part], casting="unsafe")
                 if not self._is_finite(target[part], copy.dst_dtype):
-                    self._refuse(source[part], copy)
+                    self._refuse(source[part], target[part], copy, row, column)
 
     def _is_finite(self, values: Array, dtype: str) -> bool:
         words = values.view(_WORDS[values.itemsize])
@@ -95,10 +95,14 @@ class Converter:
         np.bitwise_and(words, np.iinfo(words.dtype).max >> 1, out=scratch)
         return bool(scratch.max(initial=0) < _INFINITY[dtype])
 
-    def _refuse(self, source: Array, copy: Copy) -> None:
-        place = bisect.bisect_right(self._begins, copy.src_offset) - 1
-        name = self._header.tensors[place].name
-        if np.isfinite(source.astype(np.float64)).all():
+    def _refuse(self, source: Array, target: Array, copy: Copy, row: int, column: int) -> None:
+        """Name the tensor of the first bad value; a copy may run through several tensors."""
+        finite = np.isfinite(target)
+        bad_row, bad_column = divmod(int(finite.argmin()), finite.shape[1])
+        element = (row + bad_row) * copy.src_row_stride + (column + bad_column) * copy.src_step
+        offset = copy.src_offset + element * ITEM_BYTES[copy.src_dtype]
+        name = self._header.tensors[bisect.bisect_right(self._begins, offset) - 1].name
+        if np.isfinite(source[bad_row, bad_column]):
             cast = TORCH_NAMES[copy.dst_dtype]
             raise InvalidAdapter(
                 f"adapter {self._adapter}: {name}: not finite after the cast to {cast}"

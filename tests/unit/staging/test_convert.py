@@ -96,6 +96,16 @@ def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
         run(copy, values, values.nbytes, begin=16)
 
 
+@pytest.mark.parametrize(("place", "name"), [(3, "first.lora_A"), (4, "second.lora_B")])
+def test_a_bad_value_is_named_after_its_own_tensor_of_a_copy_through_two(
+    place: int, name: str
+) -> None:
+    values = np.ones(PIECE + 9, np.float32)
+    values[place] = np.nan
+    with pytest.raises(InvalidAdapter, match=f"non-finite values in {name}"):
+        run(Copy(0, 0, values.size, "F32", "BF16"), values, values.nbytes)
+
+
 def test_a_value_that_overflows_in_the_cast_is_told_apart() -> None:
     values = np.array([1, 7e4, 2, 3], np.float32)
     with pytest.raises(
