@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from lorafleet_operator.inspection.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 COMMON = {
     "vocab_size": 512,
@@ -67,3 +66,13 @@ def model(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def same_numbers(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Compare the numbers of all modules; there may be no others."""
+    assert set(found) == set(wanted)
+    for name, numbers in wanted.items():
+        assert found[name]["shape"] == numbers["shape"], name
+        assert found[name]["rank"] == numbers["rank"], name
+        for key in ("scaling", "fro", "sum", "probe"):
+            assert found[name][key] == pytest.approx(numbers[key], rel=1e-9, abs=1e-9), (name, key)

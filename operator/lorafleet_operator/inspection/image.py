@@ -104,18 +104,22 @@ class CanonicalImage:
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(target, source, casting="unsafe")
             cast = source.astype(_NUMPY[self._cast or copy.dst_dtype], copy=False)
-        if not np.isfinite(cast).all():
-            self._refuse(source, copy)
+        finite = np.isfinite(cast)
+        if not finite.all():
+            row, column = divmod(int(finite.argmin()), copy.elements)
+            self._refuse(copy, row, column, was_finite=bool(np.isfinite(source[row, column])))
 
-    def _refuse(self, source: Array, copy: Copy) -> None:
-        place = bisect.bisect_right(self._begins, copy.src_offset) - 1
-        found = shown(self._header.tensors[place].name)
-        if np.isfinite(source.astype(np.float64)).all():
+    def _refuse(self, copy: Copy, row: int, column: int, *, was_finite: bool) -> None:
+        """Name the tensor of one value; a copy may run through several tensors."""
+        element = row * copy.src_row_stride + column * copy.src_step
+        offset = copy.src_offset + element * ITEM_BYTES[copy.src_dtype]
+        tensor = self._header.tensors[bisect.bisect_right(self._begins, offset) - 1]
+        if was_finite:
             cast = TORCH_NAMES[self._cast or copy.dst_dtype]
             raise InvalidAdapter(
-                f"adapter {self._adapter}: {found}: not finite after the cast to {cast}"
+                f"adapter {self._adapter}: {shown(tensor.name)}: not finite after the cast to {cast}"
             )
-        raise InvalidAdapter(f"adapter {self._adapter}: non-finite values in {found}")
+        raise InvalidAdapter(f"adapter {self._adapter}: non-finite values in {shown(tensor.name)}")
 
 
 async def _chunks(
