@@ -306,8 +306,9 @@ def test_the_manager_without_lru_is_wrapped_too(engine: Any) -> None:
     from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.model_executor.model_loader import get_model
 
-    config = copy.deepcopy(engine.worker.vllm_config)
-    config.compilation_config.static_forward_context = {}
+    config = copy.copy(engine.worker.vllm_config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.static_forward_context = {}  # the first model's layers are in it
     with set_current_vllm_config(config):
         model = get_model(vllm_config=config)
         lora = WorkerLoRAManager(config, engine.lora.device, model.embedding_modules)
