@@ -19,6 +19,7 @@ from lorafleet_operator.inspection.model_config import UnknownModel
 from lorafleet_operator.inspection.offline_profile import DTYPES, offline_profile
 from lorafleet_operator.inspection.profile_file import profile_text, read_profile
 from lorafleet_operator.inspection.report import Report, as_text, merged_json
+from lorafleet_operator.inspection.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = verbs.add_parser("inspect", help="what is in an adapter and which engines take it")
     inspect.add_argument(
-        "address", metavar="PATH|URI", help="a folder, a file, http(s)://, s3:// or hf://"
+        "address",
+        metavar="PATH|URI",
+        help="a folder, a file, or a URI: " + ", ".join(f"{scheme}://" for scheme in SCHEMES),
     )
     inspect.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="FILE",
@@ -55,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--allow-base-mismatch", action="store_true", help="only warn of another base model"
     )
+    inspect.add_argument(
+        "--drop-unmatched", choices=("tower",), default="",
+        help="leave out modules of a vision or audio tower that the engine lacks",
+    )  # fmt: skip
     inspect.add_argument(
         "--allow-pickle", action=argparse.BooleanOptionalAction,
         help="whether adapter_model.bin may be read; by default not over HTTP and from the hub",
@@ -134,6 +141,7 @@ async def _examine(
             adapter=adapter,
             allow_base_mismatch=options.allow_base_mismatch,
             adapter_name=options.adapter_name,
+            drop_unmatched=options.drop_unmatched,
         )
     finally:
         await source.aclose()

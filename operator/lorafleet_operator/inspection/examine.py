@@ -13,7 +13,7 @@ from lorafleet.profile import EngineProfile
 
 from lorafleet_operator.inspection.image import CanonicalImage
 from lorafleet_operator.inspection.numbers import numbers_of
-from lorafleet_operator.inspection.report import Contents, Report
+from lorafleet_operator.inspection.report import IDENTITY, Contents, Report
 
 if TYPE_CHECKING:
     from lorafleet_operator.inspection.numbers import ModuleNumbers
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 UNCHECKED = EngineProfile(base_model="")
 """Stands for an engine of which nothing is known: no shape, rank or base model is checked."""
-
-IDENTITY = "AdapterIsIdentity: every lora_B is zero, the engine would answer as the base model"
 
 
 async def examine(
@@ -32,10 +30,11 @@ async def examine(
     adapter: str,
     allow_base_mismatch: bool = False,
     adapter_name: str = "",
+    drop_unmatched: str = "",
 ) -> Report:
     """Return what an engine of this profile would make of the source's content.
 
-    `adapter` stands in messages, `adapter_name` picks one of several adapters in one file. A
+    `adapter` stands in messages; the rest is what a LoRAAdapter's spec says of its content. A
     refusal is a Report too; nothing is raised but what is no LorafleetError (OSError: no room).
     """
     contents = None
@@ -54,6 +53,7 @@ async def examine(
             adapter=adapter,
             allow_base_mismatch=allow_base_mismatch,
             adapter_name=adapter_name,
+            drop_unmatched=drop_unmatched,
         )
         contents = replace(contents, rank=layout.rank)
         image = CanonicalImage(header, layout, adapter, profile.dtype)

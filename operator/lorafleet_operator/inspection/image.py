@@ -55,7 +55,9 @@ class CanonicalImage:
         self._header = header
         self._layout = layout
         self._adapter = adapter
-        self._cast = SAFETENSORS_NAMES.get(engine_dtype, "")
+        # An engine of unknown dtype gets the source's, but never float64.
+        own = "float32" if layout.dtype == "float64" else layout.dtype
+        self._cast = SAFETENSORS_NAMES.get(engine_dtype) or SAFETENSORS_NAMES[own]
         self._begins = [tensor.begin for tensor in header.tensors]
         # New memory and new files hold zeros, which is what the layout's `zero_fill` asks for.
         self._data = _room(layout.data_bytes)
@@ -103,7 +105,7 @@ class CanonicalImage:
         )
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(target, source, casting="unsafe")
-            cast = source.astype(_NUMPY[self._cast or copy.dst_dtype], copy=False)
+            cast = source.astype(_NUMPY[self._cast], copy=False)
         finite = np.isfinite(cast)
         if not finite.all():
             row, column = divmod(int(finite.argmin()), copy.elements)
@@ -115,7 +117,7 @@ class CanonicalImage:
         offset = copy.src_offset + element * ITEM_BYTES[copy.src_dtype]
         tensor = self._header.tensors[bisect.bisect_right(self._begins, offset) - 1]
         if was_finite:
-            cast = TORCH_NAMES[self._cast or copy.dst_dtype]
+            cast = TORCH_NAMES[self._cast]
             raise InvalidAdapter(
                 f"adapter {self._adapter}: {shown(tensor.name)}: not finite after the cast to {cast}"
             )

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from lorafleet_operator.inspection.numbers import ModuleNumbers
 
 
+IDENTITY = "AdapterIsIdentity"
+"""The warning that an adapter changes nothing; the condition of that name in a cluster."""
+
+_EXPLAINED = {
+    IDENTITY: f"{IDENTITY}: every lora_B is zero, the engine would answer as the base model"
+}
+
+
 @dataclass(frozen=True)
 class Contents:
     """What the source holds, as far as it was read; `rank` 0 is not known."""
@@ -90,7 +98,7 @@ def as_text(adapter: str, reports: Mapping[str, Report]) -> str:
     for label, report in reports.items():
         lines.append(f"engine    {label}: {_verdict(report)}")
     lines += [f"rewrite   {line}" for line in told.normalized]
-    lines += [f"warning   {line}" for line in told.warnings]
+    lines += [f"warning   {_EXPLAINED.get(line, line)}" for line in told.warnings]
     if told.modules:
         lines += ["", *_table(told.modules)]
     return "\n".join(lines)

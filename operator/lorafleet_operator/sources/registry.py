@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.errors import PathNotAllowed
 
 from lorafleet_operator.sources.azure_blob import AzureBlobSource
-from lorafleet_operator.sources.credentials import read_secret
+from lorafleet_operator.sources.credentials import SecretData, read_secret
 from lorafleet_operator.sources.gcs import GcsSource
 from lorafleet_operator.sources.http import HttpSource
 from lorafleet_operator.sources.hugging_face import HuggingFaceSource
@@ -31,7 +31,7 @@ def open_source(
     namespace: str,
     name: str,
     settings: SourceSettings,
-    secret: Mapping[str, bytes] | None,
+    secret: Mapping[str, bytes] | SecretData | None,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> Source:
     """Return the source that `spec.source` describes; opens no connection.
@@ -40,14 +40,18 @@ def open_source(
     `http`, `huggingFace`, `oci` and `persistentVolumeClaim`, and maybe
     `credentialsSecretRef: {name}` and `allowPickle`.
     `namespace` and `name` are the adapter's. `secret` is the decoded data of the referenced
-    Secret, None if there is none; without a reference the source is read anonymously.
+    Secret, None if there is none; without a reference the source is read anonymously. Credentials
+    that come from no Secret are given as SecretData, with a label of their own.
     `on_read` is called with the number of bytes each time some arrived from the source.
     Raises `PathNotAllowed` for an address that the bounds forbid, `AccessDenied` for a Secret
     that is missing or lacks a key.
     """
     spec = _as_mapping(source)
     reference = (spec.get("credentialsSecretRef") or {}).get("name")
-    keys = read_secret(reference, secret, namespace)
+    if isinstance(secret, SecretData):
+        keys: SecretData | None = secret
+    else:
+        keys = read_secret(reference, secret, namespace)
     given = {key: spec[key] for key in _KINDS if spec.get(key)}
     pickle = spec.get("allowPickle")
     match given:

@@ -26,6 +26,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "canary"}
         ("hf://org/sql", "huggingFace", "hf://org/sql@main"),
         ("hf://org/sql@v1/step-10/", "huggingFace", "hf://org/sql@v1/step-10"),
         ("hf://org/sql@refs%2Fpr%2F1", "huggingFace", "hf://org/sql@refs/pr/1"),
+        ("gs://models/team/sql", "gcs", "gs://models/team/sql"),
+        ("az://account/models/team/sql/", "azureBlob", "az://account/models/team/sql"),
+        ("oci://ghcr.io/org/sql:v1", "oci", "oci://ghcr.io/org/sql:v1"),
     ],
 )
 def test_an_address_names_its_source(address: str, kind: str, uri: str) -> None:
@@ -37,7 +40,7 @@ def test_an_address_names_its_source(address: str, kind: str, uri: str) -> None:
     ("address", "environ", "error", "message"),
     [
         ("ftp://models/sql", {}, PathNotAllowed, "ftp:// is no address of an adapter"),
-        ("hf://sql", {}, PathNotAllowed, "hf://sql is not hf://org/repo"),
+        ("hf://sql", {}, PathNotAllowed, "hf://sql is none of hf://org/repo,"),
         ("s3:///sql", {}, PathNotAllowed, "source.s3.bucket '' is not a bucket's name"),
         (
             "s3://models/sql",
@@ -50,6 +53,18 @@ def test_an_address_names_its_source(address: str, kind: str, uri: str) -> None:
             {**KEYS, "AWS_CA_BUNDLE": "/none.pem"},
             AccessDenied,
             "AWS_CA_BUNDLE: /none.pem is not readable",
+        ),
+        (
+            "gs://models/sql",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"},
+            AccessDenied,
+            "GOOGLE_APPLICATION_CREDENTIALS: /none.json is not readable",
+        ),
+        (
+            "oci://ghcr.io/org/sql:v1",
+            {"DOCKER_CONFIG": "/none"},
+            AccessDenied,
+            "DOCKER_CONFIG: /none/config.json is not readable",
         ),
     ],
 )
