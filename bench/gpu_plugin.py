@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import paper_checks
+import paper_probe
 import torch
 from plugin_requests import load_for_step, ours
 from slot_probe import differing
@@ -23,7 +23,7 @@ from slot_probe import differing
 LAYERS = int(os.environ.get("LORAFLEET_BENCH_LAYERS", "48"))
 EXPERTS, HIDDEN, MIDDLE, RANK = 128, 2048, 768, 64
 CONFIG = {
-    **paper_checks.SMALL,
+    **paper_probe.SMALL,
     "hidden_size": HIDDEN,
     "intermediate_size": 6144,
     "moe_intermediate_size": MIDDLE,
@@ -78,9 +78,9 @@ def main() -> None:
     content = adapter()
     nbytes = sum(t.nbytes for _, a, b, _ in content.values() for t in (a, b))
     say("adapter", bytes=nbytes, tensors=2 * LAYERS * (4 + 3 * EXPERTS))
-    paper_checks.SMALL.clear()
-    paper_checks.SMALL.update(CONFIG)
-    probe = paper_checks.start(
+    paper_probe.SMALL.clear()
+    paper_probe.SMALL.update(CONFIG)
+    probe = paper_probe.start(
         folder,
         arena_bytes=nbytes + (64 << 20),
         max_lora_rank=RANK,

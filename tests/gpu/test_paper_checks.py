@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import paper_checks
+import paper_probe
 import pytest
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        started = paper_checks.start(tmp_path_factory.mktemp("checks"))
+        started = paper_probe.start(tmp_path_factory.mktemp("checks"))
         assert started.residency.device.type == paper_checks.required_device()
         yield started
 
