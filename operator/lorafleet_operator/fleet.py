@@ -50,7 +50,7 @@ class Fleet:
         self.alive_at = asyncio.get_running_loop().time()
 
     def alive(self) -> None:
-        """Note a proof of life: an event, a list, or a pass that came to its end."""
+        """Note a proof of life: an event or a list, which only an API server in reach gives."""
         self.alive_at = asyncio.get_running_loop().time()
 
     def sync_links(self) -> None:

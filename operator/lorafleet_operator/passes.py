@@ -47,7 +47,6 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
         desired=result.status.desired_engines,
         ready=result.status.ready_engines,
     )
-    fleet.alive()
     return not result.retry
 
 
@@ -79,7 +78,6 @@ async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     with metrics.RECONCILE_SECONDS.labels(names.POOL_KIND).time():
         status = await reconcile_pool(pool, fleet)
     await fleet.writer.write(names.POOL_KIND, body, status.to_api())
-    fleet.alive()
     return True
 
 

@@ -1,8 +1,9 @@
 """/healthz and /metrics over plain HTTP, and the pulse that keeps a quiet operator alive.
 
-The age that /healthz judges counts from the last event, list or finished pass. In a quiet
-cluster none of them comes for long, so a pulse lists one adapter when it has been silent: an
-operator whose API server does not answer, or whose event loop hangs, still fails.
+The age that /healthz judges counts from the last event or list. A pass is no proof: one that
+changes nothing ends well without an API server. In a quiet cluster no event comes for long, so a
+pulse lists one adapter when it has been silent: an operator whose API server does not answer, or
+whose event loop hangs, still fails.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class OperatorSettings:
     and Prometheus; nothing there is secret. Empty: no server."""
 
     liveness_seconds: float = 300.0
-    """Age of the last proof of life (an event, a list, a pass) at which /healthz fails."""
+    """Age of the last proof of life (an event, a list) at which /healthz fails."""
 
     crash_at: str = ""
     """Step at which to die, for tests of restarts (crashpoint.STEPS). Default none."""

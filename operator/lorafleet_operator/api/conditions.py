@@ -238,26 +238,34 @@ def merge_conditions(
 def ready_condition(
     observed: Iterable[Condition], *, generation: int | None, now: datetime
 ) -> Condition:
-    """Return `Ready`: True, or the reason and message of the first condition that is not True.
+    """Return `Ready`: True, or the reason and message of the condition that stands in the way.
 
-    `observed` holds SourceResolved, Placed and Loaded; one that is missing counts as Unknown.
+    That is the first one that is False, else the first that is not known: what is wrong says more
+    than what waits for it. `observed` holds SourceResolved, Placed and Loaded; one that is missing
+    counts as Unknown.
     """
-    by_type = {condition.type: condition for condition in observed}
-    for type_ in ADAPTER_CONDITIONS[:-1]:
-        found = by_type.get(type_)
-        if found is None:
-            text = f"{type_} is not known yet"
-            return condition(
-                ConditionType.READY, None, Reason.WAITING, text, generation=generation, now=now
-            )
-        if found.status != "True":
-            return found.model_copy(
-                update={
-                    "type": ConditionType.READY.value,
-                    "status": "False" if found.status == "False" else "Unknown",
-                    "observed_generation": generation,
-                    "last_transition_time": now.replace(microsecond=0),
-                }
-            )
+    by_type = {entry.type: entry for entry in observed}
+    ordered = [
+        by_type.get(type_)
+        or condition(
+            type_,
+            None,
+            Reason.WAITING,
+            f"{type_} is not known yet",
+            generation=generation,
+            now=now,
+        )
+        for type_ in ADAPTER_CONDITIONS[:-1]
+    ]
+    lacking = [entry for entry in ordered if entry.status != "True"]
+    if lacking:
+        blamed = next((entry for entry in lacking if entry.status == "False"), lacking[0])
+        return blamed.model_copy(
+            update={
+                "type": ConditionType.READY.value,
+                "observed_generation": generation,
+                "last_transition_time": now.replace(microsecond=0),
+            }
+        )
     text = "all engines serve the wanted revision"
     return condition(ConditionType.READY, True, Reason.READY, text, generation=generation, now=now)

@@ -136,6 +136,16 @@ def test_ready_repeats_the_first_condition_that_is_not_true() -> None:
     assert ready.last_transition_time == LATER
 
 
+def test_ready_names_what_is_wrong_rather_than_what_waits_for_it() -> None:
+    observed = [
+        seen(ConditionType.SOURCE_RESOLVED, None, Reason.RESOLVING),
+        seen(ConditionType.PLACED, False, Reason.POOL_NOT_FOUND),
+        seen(ConditionType.LOADED, None, Reason.WAITING),
+    ]
+    ready = ready_condition(observed, generation=7, now=LATER)
+    assert (ready.status, ready.reason) == ("False", "PoolNotFound")
+
+
 def test_ready_is_unknown_while_an_earlier_condition_is_missing() -> None:
     ready = ready_condition([], generation=1, now=NOW)
     assert (ready.status, ready.reason) == ("Unknown", "Waiting")
