@@ -74,12 +74,16 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument(
         "--alias", action="append", default=[], metavar="NAME", help="further name of the model"
     )
-    profile.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
+    profile.add_argument(
+        "--dtype", choices=("auto", *DTYPES), default="auto", help="auto is the config's own"
+    )
     profile.add_argument("--max-lora-rank", type=int, default=16, metavar="N")
     profile.add_argument("--max-loras", type=int, default=1, metavar="N")
     profile.add_argument("--max-cpu-loras", type=int, metavar="N")
-    profile.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
-    profile.add_argument("--expert-parallel", action="store_true")
+    profile.add_argument(
+        "--tensor-parallel", "--tensor-parallel-size", type=int, default=1, metavar="N"
+    )
+    profile.add_argument("--expert-parallel", "--enable-expert-parallel", action="store_true")
     profile.add_argument(
         "--flag", action="append", default=[], metavar="NAME",
         help="flag of vLLM's LoRA configuration that is on, such as enable_mixed_moe_lora_format",
