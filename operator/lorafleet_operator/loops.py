@@ -51,26 +51,25 @@ async def keep(
 
     A pass that returns False or raises is repeated with growing delays.
     """
-    wakeups.enter(key)
     stopping = asyncio.create_task(_set(stopped))
     failures = 0
-    try:
-        while not stopped:
-            done = await _unless(stopping, guarded(key, one_pass))
-            if done is None:
-                break
-            failures = 0 if done else failures + 1
-            if failures:
-                delay = backoff(failures, settings, random.random())  # noqa: S311 - jitter
-                quiet = min(delay, _QUIET_SECONDS)
-                await _unless(stopping, asyncio.sleep(quiet))
-                await _unless(stopping, wakeups.wait(key, max(0.0, delay - quiet)))
-            else:
-                jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
-                await _unless(stopping, wakeups.wait(key, interval() * jitter))
-    finally:
-        stopping.cancel()
-        wakeups.leave(key)
+    with wakeups.loop(key) as flag:
+        try:
+            while not stopped:
+                done = await _unless(stopping, guarded(key, one_pass))
+                if done is None:
+                    break
+                failures = 0 if done else failures + 1
+                if failures:
+                    delay = backoff(failures, settings, random.random())  # noqa: S311 - jitter
+                    quiet = min(delay, _QUIET_SECONDS)
+                    await _unless(stopping, asyncio.sleep(quiet))
+                    await _unless(stopping, flag.wait(max(0.0, delay - quiet)))
+                else:
+                    jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
+                    await _unless(stopping, flag.wait(interval() * jitter))
+        finally:
+            stopping.cancel()
 
 
 def backoff(failures: int, settings: OperatorSettings, jitter: float) -> float:

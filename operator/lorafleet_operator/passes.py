@@ -88,8 +88,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
     reaches them.
     """
     adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
-    fleet.wakeups.enter(adapter.key)
-    try:
+    with fleet.wakeups.loop(adapter.key) as flag:
         while waiting := await let_go(adapter, fleet):
             limit = fleet.settings.deletion_timeout_seconds
             if waiting.overdue(adapter, limit, datetime.now(UTC)):
@@ -104,9 +103,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
                     message=text,
                 )
                 break
-            await fleet.wakeups.wait(adapter.key, _DELETION_POLL_SECONDS)
-    finally:
-        fleet.wakeups.leave(adapter.key)
+            await flag.wait(_DELETION_POLL_SECONDS)
     crash_at("unloaded")
     fleet.memory.forget(adapter.metadata.uid)
     fleet.writer.forget(adapter.metadata.uid)

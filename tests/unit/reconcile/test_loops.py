@@ -76,6 +76,17 @@ async def test_a_wake_up_during_a_pass_is_kept_for_the_next() -> None:
     assert passes.count == 3
 
 
+async def test_a_namesake_that_comes_before_the_old_loop_ended_keeps_its_own_flag() -> None:
+    wakeups = Wakeups()
+    with wakeups.loop("ns/a") as mine:
+        with wakeups.loop("ns/a") as old:
+            wakeups.wake("ns/a")
+            await old.wait(3600.0)
+        await mine.wait(3600.0)
+        wakeups.wake("ns/a")
+        await mine.wait(3600.0)
+
+
 async def test_a_stop_cuts_off_the_running_pass() -> None:
     flag, cut = Flag(), asyncio.Event()
 
