@@ -1,8 +1,8 @@
 """`plan -f FILE...`: where adapters would go and why. Reads only.
 
-Adapters and pools come from the files; pools and adapters that the files do not hold come from
-the cluster, if there is one. What engines can take is what the operator last wrote into the
-pool's status, so that a plan needs no connection to any engine.
+Specs come from the files, else from the cluster, if there is one: all adapters of a pool share its
+engines. What engines can take, and what adapters have, is what the operator last wrote into their
+status, so that a plan needs no connection to any engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Kind = TypeVar("_Kind", LoRAAdapter, EnginePool)
 
 
 class InvalidManifest(ValueError):
-    """Raised for a file that cannot be planned with; one line for people."""
+    """Raised for what cannot be planned with; one line for people."""
 
 
 def explain(files: Sequence[Path]) -> str:
@@ -39,13 +39,23 @@ def explain(files: Sequence[Path]) -> str:
     if not adapters:
         raise InvalidManifest("the files hold no LoRAAdapter")
     wanted = {f"{a.metadata.namespace}/{a.spec.pool_ref.name}" for a in adapters.values()}
-    missing = wanted - pools.keys()
-    if missing:
-        found = asyncio.run(_from_cluster(missing))
-        pools |= _parsed(found, names.POOL_KIND, EnginePool)
-        adapters = _parsed(found, names.ADAPTER_KIND, LoRAAdapter) | adapters
+    unknown = {key for key in wanted if key not in pools or not pools[key].status.engines}
+    if unknown:
+        found = asyncio.run(_from_cluster(unknown))
+        pools = _over(_parsed(found, names.POOL_KIND, EnginePool), pools)
+        adapters = _over(_parsed(found, names.ADAPTER_KIND, LoRAAdapter), adapters)
     texts = [_explain_pool(key, pools.get(key), adapters.values()) for key in sorted(wanted)]
     return "\n\n".join(texts)
+
+
+def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
+    """Return what is given in place of what lives, with the status of what lives."""
+    known = {
+        key: each.model_copy(update={"status": live[key].status})
+        for key, each in given.items()
+        if key in live
+    }
+    return live | given | known
 
 
 def _explain_pool(key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdapter]) -> str:
@@ -57,7 +67,8 @@ def _explain_pool(key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdap
         [AdapterDemand.from_adapter(adapter) for adapter in members],
         [_snapshot(pool, engine) for engine in pool.status.engines],
     )
-    lines = [f"pool {key}: {len(pool.status.engines)} engines"]
+    named, total = len(pool.status.engines), pool.status.total_engines
+    lines = [f"pool {key}: {named} engines" + (f" of {total}" if total > named else "")]
     for adapter in sorted(members, key=lambda adapter: adapter.key):
         chosen = result.assignments[adapter.key]
         lines.append(f"  {adapter.key}: {len(chosen)} of {result.wanted[adapter.key]} engines")
@@ -120,5 +131,8 @@ async def _from_cluster(pools: set[str]) -> list[dict[str, Any]]:
     async with api:
         found: list[dict[str, Any]] = []
         for namespace in sorted({key.partition("/")[0] for key in pools}):
-            found += await reads.everything(api, namespace)
+            try:
+                found += await reads.everything(api, namespace)
+            except reads.NoAnswer as error:
+                raise InvalidManifest(f"namespace {namespace}: {error}") from None
         return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from aiohttp import ClientError
 from kubernetes.aio import client, config
 
 from lorafleet_operator.api import names
@@ -62,6 +63,10 @@ class NoCluster(RuntimeError):
     """Raised when neither a service account nor a kubeconfig names a cluster."""
 
 
+class NoAnswer(RuntimeError):
+    """Raised when the API server is out of reach or refuses; one line for people."""
+
+
 async def connect() -> client.ApiClient:
     """Return a client for the cluster of this pod's service account, else of KUBECONFIG."""
     try:
@@ -75,16 +80,24 @@ async def connect() -> client.ApiClient:
 
 
 async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:
-    """Return the pools and adapters of a namespace, as the API server gives them."""
+    """Return the pools and adapters of a namespace, as the API server gives them.
+
+    Raises NoAnswer.
+    """
     custom = client.CustomObjectsApi(api)
     found: list[dict[str, Any]] = []
     for plural, kind in (
         (names.POOL_PLURAL, names.POOL_KIND),
         (names.ADAPTER_PLURAL, names.ADAPTER_KIND),
     ):
-        answer = await custom.list_namespaced_custom_object(
-            names.GROUP, names.VERSION, namespace, plural
-        )
+        try:
+            answer = await custom.list_namespaced_custom_object(
+                names.GROUP, names.VERSION, namespace, plural
+            )
+        except client.ApiException as error:
+            raise NoAnswer(f"{plural}: {error.status} {error.reason}") from None
+        except ClientError as error:
+            raise NoAnswer(f"the API server does not answer: {error}") from None
         marks = {"apiVersion": names.API_VERSION, "kind": kind}
         found += [{**item, **marks} for item in answer["items"]]
     return found

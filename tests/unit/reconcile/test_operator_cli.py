@@ -42,6 +42,15 @@ def test_plan_says_for_each_engine_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "engine-1: refused: takes no adapters: engine runs without --enable-lora" in said
 
 
+def test_plan_says_how_many_engines_the_status_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = POOL.replace("status:", "status:\n  totalEngines: 150")
+    (tmp_path / "all.yaml").write_text(f"{cut}---{ADAPTER}")
+    assert main(["plan", "-f", str(tmp_path / "all.yaml")]) == 0
+    assert "pool team-a/pool: 2 engines of 150" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
