@@ -99,6 +99,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 async def serving(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     tls: ssl.SSLContext | None = None,
+    port: int = 0,
 ) -> AsyncIterator[int]:
     """Run `answer` for each connection to the port that is yielded; none is left at the end."""
     running: set[asyncio.Task[None] | None] = set()
@@ -114,7 +115,7 @@ async def serving(
                 await writer.wait_closed()
         running.discard(asyncio.current_task())
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -175,8 +176,10 @@ class LyingServer:
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @contextlib.asynccontextmanager
-    async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[LyingServer]:
-        async with serving(self._serve, tls) as self.port:
+    async def running(
+        self, tls: ssl.SSLContext | None = None, port: int = 0
+    ) -> AsyncIterator[LyingServer]:
+        async with serving(self._serve, tls, port) as self.port:
             self.scheme = "https" if tls else "http"
             yield self
 

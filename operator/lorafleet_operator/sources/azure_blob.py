@@ -1,18 +1,16 @@
 """A prefix of an Azure Blob Storage container.
 
-An account's key signs each address for ten minutes (a service SAS, made by obstore); a SAS or a
-bearer token of the Secret is sent as it is. A version is the blob's ETag.
+An account's key signs each address for ten minutes; a shared access signature or a bearer token
+of the Secret is sent as it is. A version is the blob's ETag.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from datetime import timedelta
-from functools import lru_cache
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import obstore
 from lorafleet.errors import (
     AccessDenied,
     PathNotAllowed,
@@ -20,10 +18,9 @@ from lorafleet.errors import (
     SourceNotFound,
     SourceUnavailable,
 )
-from obstore.exceptions import BaseError
-from obstore.store import AzureStore
 
 from lorafleet_operator.sources import assemble, bounds
+from lorafleet_operator.sources.azure_sas import VERSION, blob_sas
 from lorafleet_operator.sources.connection import Connection, Target
 from lorafleet_operator.sources.endpoints import checked_endpoint, object_url
 from lorafleet_operator.sources.remote import Reach
@@ -40,7 +37,7 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"\$?[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _ERROR_CODE = re.compile(r"[A-Za-z]{1,64}")
 _SAS = re.compile(r"[A-Za-z0-9%&=._~:/+,;-]*\bsig=[A-Za-z0-9%&=._~:/+,;-]+")
-_VERSION = {"x-ms-version": "2023-11-03"}
+_VERSION = {"x-ms-version": VERSION}
 """The interface's version: bearer tokens are not taken without one."""
 
 
@@ -76,7 +73,7 @@ class AzureBlobSource:
         self._folder = f"{prefix}/" if prefix else ""
         self._secret = secret
         self._sent_key = ""
-        self._signer: AzureStore | None = None
+        self._key: bytes | None = None
         self._query = ""
         self._headers = dict(_VERSION)
         if secret is not None:
@@ -105,8 +102,7 @@ class AzureBlobSource:
     def _take(self, secret: SecretData) -> None:
         if (key := secret.get("accountKey")) is not None:
             self._sent_key = "accountKey"
-            _check_base64(key, secret.label)
-            self._signer = _signer(self._account, self._container, self._endpoint, key)
+            self._key = _decoded(key, secret.label)
         elif (sas := secret.get("sasToken")) is not None:
             self._sent_key = "sasToken"
             self._query = "?" + _checked_sas(sas, secret.label)
@@ -117,18 +113,11 @@ class AzureBlobSource:
             raise secret.lacks("accountKey", "sasToken", "token")
 
     async def _locate(self, name: str) -> Target:
-        key = f"{self._folder}{name}"
-        if self._signer is None:
-            url = object_url(self._endpoint, self._container, key)
-            return Target(f"{url}{self._query}", self._headers)
-        try:
-            signed = await obstore.sign_async(self._signer, "GET", key, _SIGNED_FOR)
-        except (BaseError, ValueError):
-            signed = None
-        if signed is None:
-            # Outside of the handler: the text of the library's error may hold the address.
-            raise PathNotAllowed(f"{self.uri}: no address can be made of endpoint and prefix")
-        return Target(signed, self._headers)
+        blob, query = f"{self._folder}{name}", self._query
+        if self._key is not None:
+            until = datetime.now(UTC) + _SIGNED_FOR
+            query = "?" + blob_sas(self._account, self._key, self._container, blob, until)
+        return Target(object_url(self._endpoint, self._container, blob) + query, self._headers)
 
     def _explain(self, status: int, body: bytes, headers: Mapping[str, str]) -> SourceError | None:
         del body
@@ -153,16 +142,13 @@ class AzureBlobSource:
         return f"{self._secret.label} key {self._sent_key} was refused or may not read it"
 
 
-def _check_base64(key: str, label: str) -> None:
+def _decoded(key: str, label: str) -> bytes:
     try:
-        base64.b64decode(key, validate=True)
+        return base64.b64decode(key, validate=True)
     except ValueError:
-        usable = False
-    else:
-        usable = True
-    if not usable:
-        # Outside of the handler: the exception there holds the value.
-        raise AccessDenied(f"{label} key accountKey is not base64, as account keys are")
+        pass
+    # Outside of the handler: the exception there holds the value.
+    raise AccessDenied(f"{label} key accountKey is not base64, as account keys are")
 
 
 def _checked_sas(sas: str, label: str) -> str:
@@ -170,22 +156,3 @@ def _checked_sas(sas: str, label: str) -> str:
     if not _SAS.fullmatch(sas):
         raise AccessDenied(f"{label} key sasToken is not a shared access signature (sv=..&sig=..)")
     return sas
-
-
-@lru_cache(maxsize=64)
-def _signer(account: str, container: str, endpoint: str, key: str) -> AzureStore:
-    """Return what signs with the key. Its own client is never used.
-
-    What is not given here would come from the operator's environment: its identity must never
-    sign for a tenant.
-    """
-    return AzureStore(
-        container,
-        account_name=account,
-        account_key=key,
-        credential_type="access_key",
-        endpoint=endpoint,
-        skip_signature=False,
-        use_emulator=False,
-        client_options={"allow_http": True},
-    )

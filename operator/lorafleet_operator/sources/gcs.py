@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.credentials import SecretData
 
 GOOGLE = "https://storage.googleapis.com"
+_SIGNED_HOST = {"Host": "storage.googleapis.com"}
+"""What obstore signs as the host wherever the endpoint is; Google's other addresses take it."""
 _SIGNED_FOR = timedelta(minutes=10)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -116,7 +118,7 @@ class GcsSource:
         if url is None:
             # Outside of the handler: the text of the library's error may hold the address.
             raise PathNotAllowed(f"{self.uri}: no address can be made of endpoint and prefix")
-        return Target(url)
+        return Target(url, _SIGNED_HOST)
 
     def _explain(self, status: int, body: bytes, headers: Mapping[str, str]) -> SourceError | None:
         del headers

@@ -86,7 +86,7 @@ class OciSource:
             ca_label=secret.label if secret else "",
         )
         self._connection = connection
-        self._access = RegistryAccess(connection, settings, self._base, self._repository, secret)
+        self._access = RegistryAccess(connection, self._base, self._repository, secret)
         self._reach = Reach(connection, settings, self._explain, on_read)
         self._settings = settings
         self._allow_pickle = allow_pickle

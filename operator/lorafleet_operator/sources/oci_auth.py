@@ -17,12 +17,10 @@ from urllib.parse import urlencode, urlsplit
 from lorafleet.errors import AccessDenied, PathNotAllowed, SourceUnavailable
 
 from lorafleet_operator.sources.connection import Connection, Target
-from lorafleet_operator.sources.remote import retried
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from lorafleet_operator.sources.bounds import SourceSettings
     from lorafleet_operator.sources.credentials import SecretData
 
 _PARAMETER = re.compile(r'([a-zA-Z_]+)="([^"]{0,2048})"')
@@ -38,13 +36,11 @@ class RegistryAccess:
     def __init__(
         self,
         connection: Connection,
-        settings: SourceSettings,
         base: str,
         repository: str,
         secret: SecretData | None,
     ) -> None:
         self._connection = connection
-        self._settings = settings
         self._base = base
         self._repository = repository
         self._secret = secret
@@ -126,24 +122,15 @@ class RegistryAccess:
         return token
 
     async def _get(self, target: Target) -> tuple[int, list[str], bytes]:
-        async def once() -> tuple[int, list[str], bytes]:
-            response = await self._connection.get(target, {})
-            try:
-                if response.status >= 500 or response.status == 429:
-                    where = self._connection.where
-                    raise SourceUnavailable(f"{where}: HTTP status {response.status}")
-                challenges = response.headers.getall("WWW-Authenticate", [])
-                return response.status, challenges, await self._body(response)
-            finally:
-                response.close()
-
-        limit = self._settings.read_timeout_s
+        # Tried once: whoever asks for headers does it within tries and a time of its own.
+        response = await self._connection.get(target, {})
         try:
-            async with asyncio.timeout(limit):
-                return await retried(self._settings, once, lambda: 0)
-        except TimeoutError:
-            pass
-        raise SourceUnavailable(f"{self._connection.where}: no answer after {limit:g} s")
+            if response.status >= 500 or response.status == 429:
+                raise SourceUnavailable(f"{self._connection.where}: HTTP status {response.status}")
+            challenges = response.headers.getall("WWW-Authenticate", [])
+            return response.status, challenges, await self._body(response)
+        finally:
+            response.close()
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         body = b""
