@@ -39,6 +39,26 @@ def volume(path_: str, **more: Any) -> Json:
     return {"persistentVolumeClaim": {"claimName": "models", "path": path_}, **more}
 
 
+def hub(**fields: Any) -> Json:
+    return {"huggingFace": {"repo": "org/sql", **fields}}
+
+
+def oci(reference: str) -> Json:
+    return {"oci": {"reference": reference}}
+
+
+GCS: Json = {"gcs": {"bucket": "models", "prefix": "sql", "endpoint": "https://gcs.example"}}
+AZURE: Json = {
+    "azureBlob": {
+        "account": "models",
+        "container": "adapters",
+        "prefix": "sql",
+        "endpoint": "https://blobs.example",
+    }
+}
+DIGEST = f"sha256:{'0a' * 32}"
+
+
 CASES = [
     Case(rules.NAME_FITS, adapter("a" * 189), adapter("a" * 190)),
     Case(rules.NAME_FITS, adapter("a" * 250, servedName="short"), adapter("a" * 250)),
@@ -53,6 +73,40 @@ CASES = [
         rules.ONE_SOURCE,
         adapter(source=volume("a")),
         adapter(source={**s3(), **http("https://x")}),
+    ),
+    Case(rules.ONE_SOURCE, adapter(source=GCS), adapter(source={**GCS, **AZURE})),
+    Case(rules.ONE_SOURCE, adapter(source=AZURE), adapter(source={**AZURE, **hub()})),
+    Case(rules.ONE_SOURCE, adapter(source=hub()), adapter(source={**hub(), **oci("a/b:c")})),
+    Case(rules.ONE_SOURCE, adapter(source=oci("a/b:c")), adapter(source={**oci("a/b:c"), **s3()})),
+    Case(
+        rules.ADAPTER_NAME,
+        adapter(source={**s3(), "adapterName": "default"}),
+        adapter(source={**s3(), "adapterName": "a.b"}),
+    ),
+    Case(
+        rules.OCI_REFERENCE,
+        adapter(source=oci("127.0.0.1:5000/team-a/sql_v1/x:v1.0")),
+        adapter(source=oci("registry.example/team/sql")),
+    ),
+    Case(
+        rules.OCI_REFERENCE,
+        adapter(source=oci(f"registry.example/sql@{DIGEST}")),
+        adapter(source=oci("https://registry.example/sql:v1")),
+    ),
+    Case(
+        rules.OCI_REFERENCE,
+        adapter(source=oci("Registry.example/sql:v1")),
+        adapter(source=oci("registry.example/Sql:v1")),
+    ),
+    Case(
+        rules.NO_PARENT_SEGMENT,
+        adapter(source=hub(revision="refs/pr/3")),
+        adapter(source=hub(revision="a/../b")),
+    ),
+    Case(
+        rules.NO_PARENT_SEGMENT,
+        adapter(source=hub(path="v1..2")),
+        adapter(source=hub(repo="org/a..b")),
     ),
     Case(
         rules.VOLUME_NEEDS_NO_SECRET,
@@ -147,6 +201,11 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (adapter(placement={"policy": "Spread", "replicas": 0}), "greater than or equal to 1"),
         (adapter(drainTimeoutSeconds=-1), "spec.drainTimeoutSeconds"),
         (adapter(revisionHistoryLimit=21), "spec.revisionHistoryLimit"),
+        (adapter(dropUnmatched="all"), 'supported values: "tower"'),
+        (adapter(source={"gcs": {"bucket": "A"}}), "spec.source.gcs.bucket"),
+        (adapter(source={"azureBlob": {"account": "models"}}), "spec.source.azureBlob.container"),
+        (adapter(source={"huggingFace": {"repo": "a/b/c"}}), "spec.source.huggingFace.repo"),
+        (adapter(source={**s3(), "adapterName": ""}), "spec.source.adapterName"),
         (adapter(sauce="x"), 'unknown field "spec.sauce"'),
         (pool(sidecarPort=0), "spec.sidecarPort"),
         (pool(engineContainer="Not A Name"), "spec.engineContainer"),

@@ -14,6 +14,13 @@ from typing import Any, Final
 _PRINTABLE: Final = r"^[^\\p{C}\\p{Zl}\\p{Zp}]*$"
 
 
+OCI_PATTERN: Final = (
+    "^[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    "(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$"
+)
+"""Registry, repository, then a tag or a digest."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """One CEL expression over `self` (and `oldSelf`) and the message of its refusal."""
@@ -70,8 +77,7 @@ ADAPTER_NAME: Final = Rule(
     "adapterName is one segment of the tensor names, as in lora_A.<adapterName>.weight: no dots",
 )
 OCI_REFERENCE: Final = Rule(
-    "self.matches('^[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
-    "(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$')",
+    f"self.matches('{OCI_PATTERN}')",
     "must be registry/repository:tag or registry/repository@sha256:<64 hex digits>",
 )
 NO_PARENT_SEGMENT: Final = Rule(

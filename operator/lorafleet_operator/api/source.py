@@ -1,5 +1,6 @@
 """`spec.source`: where an adapter's files are."""
 
+import re
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -115,6 +116,11 @@ class HuggingFaceSource(ApiModel):
     endpoint: WebAddress | None = None
     """URL of a mirror of the hub."""
 
+    @field_validator("repo", "revision")
+    @classmethod
+    def _has_no_parent_segment(cls, text: str) -> str:
+        return _checked(text, ".." not in text, rules.NO_PARENT_SEGMENT)
+
     @field_validator("path")
     @classmethod
     def _path_is_relative(cls, path: str) -> str:
@@ -131,6 +137,11 @@ class OciSource(ApiModel):
     manifest's digest at each look."""
     plain_http: bool = False
     """Whether the registry speaks http instead of https."""
+
+    @field_validator("reference")
+    @classmethod
+    def _is_reference(cls, text: str) -> str:
+        return _checked(text, re.fullmatch(rules.OCI_PATTERN, text) is not None, rules.OCI_REFERENCE)
 
 
 class VolumeSource(ApiModel):
@@ -185,6 +196,11 @@ class AdapterSource(ApiModel):
         json_schema_extra=validations(rules.ONE_SOURCE, rules.VOLUME_NEEDS_NO_SECRET)
     )
 
+    @field_validator("adapter_name")
+    @classmethod
+    def _is_one_segment(cls, name: str | None) -> str | None:
+        return name if name is None else _checked(name, "." not in name, rules.ADAPTER_NAME)
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = [
@@ -201,6 +217,12 @@ class AdapterSource(ApiModel):
         if self.persistent_volume_claim and self.credentials_secret_ref:
             raise ValueError(rules.VOLUME_NEEDS_NO_SECRET.message)
         return self
+
+
+def _checked(text: str, holds: bool, rule: rules.Rule) -> str:
+    if not holds:
+        raise ValueError(rule.message)
+    return text
 
 
 def _relative(path: str) -> str:

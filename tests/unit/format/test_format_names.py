@@ -97,6 +97,48 @@ def test_two_adapters_in_one_file_need_a_choice() -> None:
     assert canonical_data(picked, layout) == canonical_data(wanted, plan(wanted, DENSE))
 
 
+def test_an_adapter_that_the_file_does_not_hold_is_named_beside_those_it_holds() -> None:
+    one = {name.replace(".weight", ".default.weight"): array for name, array in GOOD.items()}
+    with pytest.raises(InvalidAdapter) as caught:
+        plan(source(one, config_text()), DENSE, adapter_name="reference")
+    assert str(caught.value).endswith("no adapter reference in the file (it holds default)")
+
+
+TOWER = pair("model.visual.blocks.0.attn.qkv", 4, 32, 96)
+
+
+def test_a_tower_is_left_out_when_asked_and_counted() -> None:
+    both = source(GOOD | TOWER, config_text())
+    layout = plan(both, DENSE, drop_unmatched="tower")
+    wanted = source(GOOD, config_text())
+    assert canonical_data(both, layout) == canonical_data(wanted, plan(wanted, DENSE))
+    assert layout.normalized == ("dropped 2 tensors of visual, which the engine lacks",)
+    assert plan(wanted, DENSE, drop_unmatched="tower").normalized == ()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (TOWER, "no LoRA tensors match the engine (first: model.visual.blocks.0.attn.qkv)"),
+        (
+            GOOD | TOWER | pair("model.layers.0.self_attn.kv_proj", 4, 256, 256),
+            "1 of 3 modules do not exist in the engine (first: model.layers.0.self_attn.kv_proj)",
+        ),
+    ],
+)
+def test_only_a_tower_is_left_out_and_never_everything(
+    tensors: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidAdapter) as caught:
+        plan(source(tensors, config_text()), DENSE, drop_unmatched="tower")
+    assert message in str(caught.value)
+
+
+def test_what_may_be_left_out_is_known() -> None:
+    with pytest.raises(InvalidAdapter, match="dropUnmatched all is not tower"):
+        plan(source(GOOD, config_text()), DENSE, drop_unmatched="all")
+
+
 @pytest.mark.parametrize(
     ("extra", "drop", "message"),
     [
