@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_SECONDS = 0.1
+CHILDREN_SECONDS = 5.0
 
 
 class ProcessFailed(RuntimeError):
@@ -119,7 +120,16 @@ class LocalProcess:
             self.popen.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(grace_seconds)
+            self._await_children()
         self.kill()
+
+    def _await_children(self) -> None:
+        """Give its children a moment to clear up: killed ones leave shared memory behind."""
+        deadline = time.monotonic() + CHILDREN_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self.popen.pid, 0)
+                time.sleep(POLL_SECONDS)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
