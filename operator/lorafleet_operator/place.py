@@ -85,16 +85,13 @@ def snapshot(view: EngineView, grace_seconds: float, budget: int | None) -> Engi
     An engine that was well and has been ill for less than the grace counts as well: a restart
     must not move adapters about.
     """
-    inventory, profile = view.inventory, view.profile
+    inventory = view.inventory
     health = view.health
     if health in (EngineHealth.STARTING, EngineHealth.UNREACHABLE):
         health = EngineHealth.READY if view.ill_for < grace_seconds else health
     loaded = defaultdict[str, set[str]](set)
     for entry in inventory.loaded if inventory else ():
         loaded[entry.adapter].add(entry.digest)
-    base_models: tuple[str, ...] = ()
-    if profile is not None:
-        base_models = tuple(filter(None, (profile.base_model, *profile.base_model_aliases)))
     facts = EngineSnapshot(
         pod_name=view.pod.name,
         pod_uid=view.uid,
@@ -102,7 +99,7 @@ def snapshot(view: EngineView, grace_seconds: float, budget: int | None) -> Engi
         node=view.pod.node,
         health=health,
         health_message=view.message,
-        base_models=base_models,
+        base_models=view.base_models,
         loaded={adapter: frozenset(digests) for adapter, digests in loaded.items()},
         budget_bytes=budget,
     )

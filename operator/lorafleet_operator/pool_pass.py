@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from lorafleet.errors import LorafleetError
+from lorafleet.errors import EngineUnreachable, LorafleetError
 
 from lorafleet_operator.api.conditions import ConditionType, Reason, condition, merge_conditions
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.world import EngineView
 
-_ORPHAN_DRAIN_SECONDS = 60
+_ORPHAN_DRAIN_SECONDS = 1
+"""How long an order waits for running requests; the sidecar unloads when the last one ends."""
 
 
 async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
@@ -49,9 +50,10 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
                     unload_request(adapter, served_name, _ORPHAN_DRAIN_SECONDS, drop_staged=True),
                     fleet.settings.load_timeout_seconds,
                 )
+            except EngineUnreachable:
+                break  # the next pass tries again; the engine's health is in the status below
             except LorafleetError:
-                # The next pass tries again; the engine's health is in the status below.
-                break
+                continue  # requests still run on this one; it is hidden
         try:
             await link.refresh()
         except LorafleetError:
@@ -89,7 +91,7 @@ def pool_status(
     conditions = [
         condition(type_, status, reason, message, generation=generation, now=now)
         for type_, (status, reason, message) in (
-            (ConditionType.ENGINES_READY, _engines_ready(engines)),
+            (ConditionType.ENGINES_READY, _engines_ready(engines, pool.spec.base_model)),
             (ConditionType.PLUGIN_ACTIVE, _plugin_active(engines)),
         )
     ]
@@ -111,7 +113,7 @@ _REASONS = {
 }
 
 
-def _engines_ready(engines: Sequence[EngineView]) -> tuple[bool, Reason, str]:
+def _engines_ready(engines: Sequence[EngineView], base_model: str) -> tuple[bool, Reason, str]:
     if not engines:
         return False, Reason.NO_MATCHING_ENGINES, "the selector finds no pods"
     for health, reason in _REASONS.items():
@@ -120,6 +122,11 @@ def _engines_ready(engines: Sequence[EngineView]) -> tuple[bool, Reason, str]:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             text = found[0].message or "vLLM does not answer yet"
             return False, reason, f"engine {found[0].pod.name}: {text}{more}"
+    strange = [view for view in engines if view.base_models and base_model not in view.base_models]
+    if strange:
+        more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+        text = f"serves {strange[0].base_models[0]}, the pool's baseModel is {base_model}"
+        return False, Reason.BASE_MODEL_MISMATCH, f"engine {strange[0].pod.name}: {text}{more}"
     return True, Reason.ENGINES_READY, f"{len(engines)} engines take adapters"
 
 

@@ -77,6 +77,13 @@ class EngineView:
             return self.problem or "the sidecar has not answered yet"
         return self.inventory.health_message or self.inventory.plugin_message
 
+    @property
+    def base_models(self) -> tuple[str, ...]:
+        """Every name under which the engine serves its base model; empty while nobody knows."""
+        if self.profile is None:
+            return ()
+        return tuple(filter(None, (self.profile.base_model, *self.profile.base_model_aliases)))
+
     def loaded(self, adapter: str) -> list[pb.LoadedAdapter]:
         """Return what the engine has loaded for the adapter, whatever the served name."""
         found = self.inventory.loaded if self.inventory else ()

@@ -223,6 +223,22 @@ async def test_a_pool_unloads_what_belongs_to_nobody_and_nothing_else(
         assert status.engines_summary == "1/1"
 
 
+async def test_a_pool_hides_each_orphan_at_once_whatever_still_runs_on_them(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        for name in ("one", "two"):
+            await op.apply(op.adapter(name, "d02-all-fp32"))
+        op.fleet.world.existing["team-a"].clear()  # type: ignore[attr-defined]
+        running = [await a.held_request(f"team-a/{name}") for name in ("one", "two")]
+        await reconcile_pool(pool(), op.fleet)
+        assert a.engine.served == {}
+        assert len(a.engine.revisions) == 2
+        a.engine.release()
+        await asyncio.gather(*running)
+        await until(lambda: not a.engine.revisions)
+
+
 async def test_an_engine_that_restarts_takes_readiness_away_until_it_serves_again(
     volume: Path, tmp_path: Path
 ) -> None:

@@ -107,7 +107,8 @@ class _Board:
             key=lambda e: (e.cordoned, adapter.key not in e.loaded, len(e.loaded), e.pod_name)
         )
         for engine in holders:
-            self._try(adapter, engine, "has it already")
+            held = adapter.key in engine.loaded
+            self._try(adapter, engine, "has it already" if held else "was chosen before")
 
     def fill(self, adapter: AdapterDemand) -> None:
         """Choose engines for what `adapter` still misses, those with fewest adapters first."""

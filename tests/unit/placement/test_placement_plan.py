@@ -283,6 +283,11 @@ def test_why_explains_every_engine_and_only_what_was_asked() -> None:
     }
 
 
+def test_why_tells_what_an_engine_has_from_what_it_was_chosen_for() -> None:
+    result = plan([spread("t/a", current=frozenset({"p-0"}))], [engine("p-0"), engine("p-1")])
+    assert result.why["t/a"]["p-0"] == "chosen: was chosen before"
+
+
 def test_a_demand_follows_from_spec_and_status() -> None:
     resource = LoRAAdapter.model_validate(
         {

@@ -79,6 +79,15 @@ def test_a_pool_says_in_the_sidecars_words_what_is_wrong_with_an_engine() -> Non
     assert status.engines_summary == "1/2"
 
 
+def test_a_pool_says_when_an_engine_serves_another_base_model() -> None:
+    status = pool_status(pool(baseModel="other/model"), [engine("e-0"), engine("e-1")], NOW)
+    found = next(c for c in status.conditions if c.type == "EnginesReady")
+    assert (found.status, found.reason) == ("False", "BaseModelMismatch")
+    assert found.message == (
+        "engine e-0: serves tiny/qwen3-dense, the pool's baseModel is other/model (and 1 more)"
+    )
+
+
 def test_a_pool_says_which_engine_runs_without_the_plugin_and_why() -> None:
     text = "vLLM 0.25.0 is outside 0.26 to 0.33"
     stock = engine("e-0", health=pb.ENGINE_HEALTH_STOCK, plugin_message=text)
