@@ -5,8 +5,9 @@
 Every row moves the same bytes from a sender process (which has them in memory) into a mapped
 arena file in another process:
 
-- raw: one TCP connection, `recv_into` the mapped memory, whose pages were mapped beforehand;
-  nothing else is done with the bytes.
+- raw, K sockets: TCP connections, each from a process to a process that does `recv_into` on its
+  share of the mapped memory, whose pages were mapped beforehand; nothing else is done with the
+  bytes. How far K of them gain over one shows what the machine itself gives.
 - grpc, K streams: StageAdapter accepts, the chunks go over K connections (K = 1: the
   StageAdapter stream itself; K > 1: SendChunks to K receiver processes, from K sender
   processes), every chunk's crc32c is checked, every value is checked to be finite, the
@@ -94,11 +95,14 @@ def raw_sender(port: int, size: int, ready: Any) -> None:
         connection.sendall(data)
 
 
-def raw_receiver(listener: socket.socket, path: Path, size: int, ready: Any, out: Any) -> None:
+def raw_receiver(
+    listener: socket.socket, path: Path, begin_at: int, size: int, ready: Any, out: Any
+) -> None:
     descriptor = os.open(path, os.O_RDWR)
-    mapped = mmap.mmap(descriptor, size)
-    mapped.madvise(23)  # MADV_POPULATE_WRITE: no page faults while the clock runs
-    view = memoryview(mapped)
+    mapped = mmap.mmap(descriptor, begin_at + size)
+    view = memoryview(mapped)[begin_at:]
+    first = begin_at - begin_at % mmap.PAGESIZE
+    mapped.madvise(23, first)  # MADV_POPULATE_WRITE: no page faults while the clock runs
     connection, _ = listener.accept()
     ready.wait()
     begin = time.perf_counter()
@@ -106,25 +110,28 @@ def raw_receiver(listener: socket.socket, path: Path, size: int, ready: Any, out
     while at < size:
         got = connection.recv_into(view[at : at + (4 << 20)])
         at += got
-    out.put(time.perf_counter() - begin)
+    out.put((begin, time.perf_counter()))
 
 
-def measure_raw(path: Path, size: int) -> float:
-    """Return bytes per second of the raw socket into the mapped file."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    ready, out = SPAWN.Barrier(2), SPAWN.Queue()
-    port = listener.getsockname()[1]
-    workers = [
-        SPAWN.Process(target=raw_sender, args=(port, size, ready)),
-        SPAWN.Process(target=raw_receiver, args=(listener, path, size, ready, out)),
-    ]
+def measure_raw(path: Path, size: int, streams: int) -> float:
+    """Return bytes per second of raw sockets into the mapped file, a share of it each."""
+    ready, out = SPAWN.Barrier(2 * streams), SPAWN.Queue()
+    share = size // streams
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(streams)]
+    workers = []
+    for index, listener in enumerate(listeners):
+        port = listener.getsockname()[1]
+        into = (listener, path, index * share, share, ready, out)
+        workers.append(SPAWN.Process(target=raw_sender, args=(port, share, ready)))
+        workers.append(SPAWN.Process(target=raw_receiver, args=into))
     for worker in workers:
         worker.start()
-    seconds = out.get()
+    times = [out.get() for _ in listeners]  # the clock of all processes of one machine
     for worker in workers:
         worker.join()
-    listener.close()
-    return size / seconds
+    for listener in listeners:
+        listener.close()
+    return share * streams / (max(end for _, end in times) - min(begin for begin, _ in times))
 
 
 # gRPC.
@@ -274,13 +281,14 @@ def main() -> None:
     print(f"{size / 1e9:.2f} GB, chunks of {args.chunk_mib:g} MiB, {os.cpu_count()} cores, "
           f"Python {sys.version.split()[0]}, grpcio {grpc.__version__}; best of {args.repeat}")  # fmt: skip
     memory: Any = None
-    raw = 0.0
+    raw = {int(k): 0.0 for k in args.streams.split(",")}
     rows = {int(k): (0.0, 0.0) for k in args.streams.split(",")}
     for _ in range(args.repeat):
         volume = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir=args.volume))
         try:
             RevisionStore.open(volume, limit).close()
-            raw = max(raw, measure_raw(volume / "arena", size))
+            for streams in rows:
+                raw[streams] = max(raw[streams], measure_raw(volume / "arena", size, streams))
             for streams in rows:
                 rate, commit, seen = measure_grpc(volume, limit, size, chunk_bytes, streams)
                 rows[streams] = max(rows[streams], (rate, commit))
@@ -289,10 +297,14 @@ def main() -> None:
                 volume.mkdir()
         finally:
             shutil.rmtree(volume, ignore_errors=True)
-    print(f"{'raw socket':<16}{raw / 1e9:8.2f} GB/s")
+    one = raw[min(raw)]
+    for streams, rate in raw.items():
+        print(
+            f"raw, {streams} socket{'s' * (streams > 1):<4}{rate / 1e9:8.2f} GB/s   {rate / one:5.2f} of one"
+        )
     for streams, (rate, commit) in rows.items():
-        print(f"grpc, {streams} stream{'s' * (streams > 1):<4}{rate / 1e9:8.2f} GB/s   {rate / raw:5.2f} of raw   "
-              f"commit {commit:.2f} s")  # fmt: skip
+        print(f"grpc, {streams} stream{'s' * (streams > 1):<4}{rate / 1e9:8.2f} GB/s   {rate / raw[streams]:5.2f} of raw   "
+              f"{rate / rows[min(rows)][0]:5.2f} of one   commit {commit:.2f} s")  # fmt: skip
     if memory:
         before, peak, after = memory
         print(f"receiving process, one stream: anonymous {before['RssAnon']} MiB before, "
