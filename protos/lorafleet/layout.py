@@ -17,7 +17,7 @@ from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
 from lorafleet.errors import AdapterRejected, InvalidAdapter
 from lorafleet.header import SafetensorsHeader, render_header
 from lorafleet.keys import read_keys
-from lorafleet.module_checks import TOWER, Facts, without_towers
+from lorafleet.module_checks import TOWER, Facts, dropped, without_towers
 from lorafleet.moves import Copy, Moves
 from lorafleet.packing import pack
 from lorafleet.places import Engine
@@ -27,6 +27,7 @@ from lorafleet.quoting import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from lorafleet.factors import Pair
     from lorafleet.peft_config import AdapterConfig
     from lorafleet.profile import EngineProfile
 
@@ -104,7 +105,8 @@ def plan_layout(
     """Check `adapter` against the engine and return its canonical layout.
 
     `adapter_name` picks one adapter of a file whose keys hold several. `drop_unmatched` "tower"
-    leaves out modules of a vision or audio tower that the engine lacks. Raises InvalidAdapter,
+    leaves out modules of a vision or audio tower that the engine lacks, all of them if it does not
+    say what it has. Raises InvalidAdapter,
     RankTooHigh, BaseModelMismatch or TooLarge with one line for people.
     """
     try:
@@ -113,8 +115,14 @@ def plan_layout(
         keys = read_keys(header, adapter_name)
         check_keys(keys)
         pairs = keys.pairs()
+        towers: list[Pair] = []
+        if drop_unmatched and not profile.modules:
+            # Nobody knows what this engine lacks, but it was said what may be left out.
+            rest, towers = without_towers(pairs)
+            pairs = rest or pairs
         assembly = Assembler(config, Engine(profile, keys.embeddings)).assemble(pairs)
-        dropped = without_towers(assembly) if drop_unmatched else []
+        if drop_unmatched and profile.modules and assembly.placed:
+            assembly.unplaced, towers = without_towers(assembly.unplaced)
         facts = Facts(assembly, config, profile, allow_base_mismatch)
         check_modules(facts)
         dtype = SAFETENSORS_NAMES.get(profile.dtype) or common_dtype(
@@ -133,7 +141,7 @@ def plan_layout(
         config_json=canonical_config(packing.modules, profile.base_model),
         zero_fill=tuple(packing.zeros),
         normalized=_bounded(
-            dropped
+            dropped(towers)
             + keys.normalized()
             + assembly.normalized
             + _target_modules(config, packing.modules)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lorafleet.assemble import Assembly
-    from lorafleet.factors import Part, Target
+    from lorafleet.factors import Pair, Part, Target
     from lorafleet.peft_config import AdapterConfig
     from lorafleet.profile import EngineProfile
 
@@ -96,17 +96,18 @@ def modules_exist(facts: Facts) -> AdapterRejected | None:
     )
 
 
-def without_towers(assembly: Assembly) -> list[str]:
-    """Take out what only the engine's missing tower could use; return a line about it.
+def without_towers(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs that are of no vision or audio tower, and those that are of one."""
+    rest = [pair for pair in pairs if _tower(pair.name) is None]
+    return rest, [pair for pair in pairs if _tower(pair.name) is not None]
 
-    Nothing is taken out of an adapter of which nothing else would be left.
-    """
-    towers = [pair for pair in assembly.unplaced if _tower(pair.name)]
-    if not towers or not assembly.placed:
+
+def dropped(towers: list[Pair]) -> list[str]:
+    """Return the line about pairs that were left out, if there are any."""
+    if not towers:
         return []
-    assembly.unplaced = [pair for pair in assembly.unplaced if not _tower(pair.name)]
     names = sorted({name for pair in towers if (name := _tower(pair.name))})
-    return [f"dropped {2 * len(towers)} tensors of {', '.join(names)}, which the engine lacks"]
+    return [f"dropped {2 * len(towers)} tensors of {', '.join(names)}"]
 
 
 def dtypes(facts: Facts) -> AdapterRejected | None:

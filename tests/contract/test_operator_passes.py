@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubernetes.aio.client import ApiClient
+from lorafleet_operator.api.v1alpha1 import DropUnmatched
 from lorafleet_operator.cluster.reads import EnginePod
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.fleet import Fleet
@@ -18,6 +19,7 @@ from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import adapter as built
 from operator_builders import pool
+from safetensors.torch import load_file, save_file
 from sidecar_rig import Rig, until
 
 if TYPE_CHECKING:
@@ -256,3 +258,77 @@ async def test_an_engine_that_restarts_takes_readiness_away_until_it_serves_agai
         await link.refresh()
         sql = await op.apply(sql)
         assert ready(sql)[0] == "True"
+
+
+def said(made: LoRAAdapter, type_: str) -> tuple[str, str, str] | None:
+    found = [(c.status, c.reason, c.message) for c in made.status.conditions if c.type == type_]
+    return found[0] if found else None
+
+
+def edited(made: LoRAAdapter, **spec: Any) -> LoRAAdapter:
+    """The adapter after an edit of its spec, which gives it another generation."""
+    generation = (made.metadata.generation or 0) + 1
+    return made.model_copy(
+        update={
+            "spec": made.spec.model_copy(update=spec),
+            "metadata": made.metadata.model_copy(update={"generation": generation}),
+        }
+    )
+
+
+async def test_rewrites_are_counted_and_named_and_have_no_part_in_readiness(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql", "d21-orig-mod-prefix"))
+        assert ready(sql)[0] == "True"
+        status, reason, message = said(sql, "Normalized") or ("", "", "")
+        assert (status, reason) == ("True", "Rewritten")
+        assert message.startswith("1 rewrite: prefix removed: _orig_mod. (")
+        plain = await op.apply(op.adapter("plain", "d01-plain-bf16"))
+        assert (said(plain, "Normalized") or ())[:2] == ("False", "AsFound")
+        assert said(plain, "AdapterIsIdentity") is None
+
+
+async def test_an_adapter_that_changes_nothing_is_served_and_says_so_until_it_does(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql", "d50-all-lora-b-zero"))
+        assert ready(sql)[0] == "True"
+        assert (said(sql, "AdapterIsIdentity") or ())[:2] == ("True", "AllZero")
+        op.put("sql", "d01-plain-bf16")
+        op.forget_sources()
+        sql = await op.apply(sql)
+        assert (said(sql, "AdapterIsIdentity") or ())[:2] == ("False", "HasEffect")
+
+
+async def test_a_tower_is_left_out_when_the_spec_says_so(volume: Path, tmp_path: Path) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        sql = await op.apply(op.adapter("sql", "d27-vision-tower-keys"))
+        whole = sql.status.digest
+        sql = await op.apply(edited(sql, drop_unmatched=DropUnmatched.TOWER))
+        assert ready(sql)[0] == "True"
+        message = (said(sql, "Normalized") or ("", "", ""))[2]
+        assert message == "1 rewrite: dropped 2 tensors of visual"
+        assert sql.status.digest != whole
+
+
+async def test_one_adapter_is_picked_of_a_file_that_holds_two(volume: Path, tmp_path: Path) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        both = op.adapter("sql", "d18-default-in-keys")
+        weights = op.root / "team-a" / "claim" / "sql" / "adapter_model.safetensors"
+        tensors = load_file(weights)
+        for name in list(tensors):
+            tensors[name.replace(".default.", ".reference.")] = tensors[name] + 1
+        save_file(tensors, weights)
+        sql = await op.apply(both)
+        assert "more than one adapter in one file (default, reference)" in ready(sql)[2]
+        digests = []
+        for name in ("default", "reference", "default"):
+            source = both.spec.source.model_copy(update={"adapter_name": name})
+            sql = await op.apply(edited(sql, source=source))
+            assert ready(sql)[0] == "True"
+            digests.append(sql.status.digest)
+            assert await a.answer("team-a/sql") == sql.status.digest[7:19]
+        assert digests[0] == digests[2] != digests[1]

@@ -112,8 +112,13 @@ def test_a_tower_is_left_out_when_asked_and_counted() -> None:
     layout = plan(both, DENSE, drop_unmatched="tower")
     wanted = source(GOOD, config_text())
     assert canonical_data(both, layout) == canonical_data(wanted, plan(wanted, DENSE))
-    assert layout.normalized == ("dropped 2 tensors of visual, which the engine lacks",)
+    assert layout.normalized == ("dropped 2 tensors of visual",)
     assert plan(wanted, DENSE, drop_unmatched="tower").normalized == ()
+    silent = replace(DENSE, modules=())
+    assert set(plan(both, silent).modules) == {Q0, V1, "model.visual.blocks.0.attn.qkv"}
+    unknown = plan(both, silent, drop_unmatched="tower")
+    assert set(unknown.modules) == {Q0, V1}
+    assert unknown.normalized == ("dropped 2 tensors of visual",)
 
 
 @pytest.mark.parametrize(

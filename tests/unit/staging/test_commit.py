@@ -153,3 +153,21 @@ def test_the_revisions_files_are_readable_by_another_user_and_appear_whole(
     assert facts["digest"] == digest
     assert facts["extent_offset"] == EXTENT.offset
     assert facts["data_offset"] == EXTENT.offset + len(plan.layout.image_header)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_an_image_whose_every_lora_b_is_zero_is_an_identity(
+    volume: Path, arena: Arena, dtype: str
+) -> None:
+    kind = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}[dtype]
+    path = "base_model.model.model.layers.0.self_attn"
+    zeros = {
+        f"{path}.{name}.lora_B.weight": np.zeros((2048, 8), kind) for name in ("q_proj", "v_proj")
+    }
+    adapter = source_adapter(1, layers=1, dtype=dtype, replace=zeros)
+    plan, _ = staged(volume, arena, adapter, engine_profile())
+    assert commit.is_identity(arena, EXTENT, plan.layout)
+    module = plan.layout.modules["model.layers.0.self_attn.v_proj"]
+    last = EXTENT.offset + len(plan.layout.image_header) + module.b.offset + 2048 * 8 * 2 - 1
+    arena.view[last] = 1
+    assert not commit.is_identity(arena, EXTENT, plan.layout)

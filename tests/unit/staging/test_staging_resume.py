@@ -11,7 +11,7 @@ from lorafleet.frames import ChunkFrame
 from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
 from lorafleet_sidecar.store import RevisionStore
-from staging_builders import BASE, source_adapter
+from staging_builders import BASE, SourceAdapter, source_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,3 +87,44 @@ async def test_a_break_changes_no_byte(volume: Path, breaks: list[int]) -> None:
     whole.mkdir()
     broken.mkdir()
     assert await image_after(broken, breaks) == await image_after(whole, [])
+
+
+def renamed(*names: str) -> SourceAdapter:
+    """ADAPTER's tensors once for each name, as a file that holds several adapters."""
+    one = some_experts(0, 2, 3)
+    both = {
+        key.replace(".weight", f".{name}.weight"): values + index
+        for index, name in enumerate(names)
+        for key, values in one.items()
+    }
+    return source_adapter(
+        7,
+        layers=0,
+        rank=RANK,
+        replace=both,
+        rank_pattern={f"experts.3.{name}": RANKS[3] for name in SHAPES},
+    )
+
+
+async def test_another_choice_of_the_same_file_does_not_go_on_where_the_last_one_broke(
+    volume: Path,
+) -> None:
+    store = RevisionStore.open(volume, 32 << 20)
+    store.set_holds(())
+    stagings = Stagings(store)
+    adapter = renamed("default", "reference")
+    ids = []
+    for name in ("default", "reference", "reference"):
+        raw = adapter.manifest(adapter_name=name).SerializeToString()
+        staging = await stagings.begin(raw, PROFILE)
+        assert isinstance(staging, ActiveStaging)
+        await staging.open()
+        left = len(staging.missing())
+        assert left == len(adapter.cuts()) - (name in [known for known, _ in ids])
+        offset, crc32c, data = adapter.chunk(*adapter.cuts()[staging.missing()[0]])
+        await staging.write(ChunkFrame(offset, crc32c, memoryview(data)))
+        ids.append((name, staging.staging_id))
+        await staging.end()
+    assert ids[1][1] == ids[2][1] != ids[0][1]
+    await stagings.close()
+    store.close()
