@@ -50,7 +50,12 @@ class Stripes:
         if not isinstance(first, StagingIdFrame):
             raise TransferInterrupted("the first message of a stripe must be its staging id")
         loop = asyncio.get_running_loop()
-        writer = await loop.run_in_executor(self._threads, self._open, first.staging_id)
+        opening = loop.run_in_executor(self._threads, self._open, first.staging_id)
+        try:
+            writer = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unused)  # the thread goes on
+            raise
         received = 0
         write: asyncio.Future[int] | None = None
         try:
@@ -73,3 +78,8 @@ class Stripes:
         if known is None or known[0] != staging_id:
             known = self._last_plan = (staging_id, directory.plan())
         return ChunkWriter(directory, known[1], self._arena)
+
+
+def _close_unused(opening: asyncio.Future[ChunkWriter]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

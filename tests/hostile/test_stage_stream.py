@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,12 +19,9 @@ import pytest
 from lorafleet import frames
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import source_adapter
-from staging_client import StageCall, reason, send_stripe, stage
+from staging_client import SERVICE, StageCall, reason, send_stripe, stage
 from staging_fixtures import EXTENT, failure, refusal, reserved, sidecar, volume
 from staging_server import Serving, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["sidecar", "volume"]  # fixtures
 
@@ -235,6 +233,35 @@ async def test_a_stripe_without_its_stream_writes_nothing(sidecar: Serving) -> N
     assert reason(caught.value) == "TransferInterrupted"
     assert "ended or taken over" in (caught.value.details() or "")
     await assert_resumes(sidecar, [])
+
+
+async def test_stripes_that_break_off_at_any_moment_leave_no_file_open(
+    sidecar: Serving, volume: Path
+) -> None:
+    call = StageCall(sidecar.channel)
+    staging_id = (await call.manifest(ADAPTER.manifest())).accepted.staging_id
+    before = open_files(volume)
+    opening = frames.encode_staging_id(staging_id)
+    chunk = frames.encode_chunk(*ADAPTER.chunk(*CUTS[0]), frames.SEND_CHUNK_FIELD)
+    channel: Any = sidecar.channel
+    for attempt in range(200):
+        stripe = channel.stream_unary(SERVICE + "SendChunks")()
+        await stripe.write(opening)
+        if attempt % 2:
+            await stripe.write(chunk)
+        await asyncio.sleep(attempt % 20 / 5000)
+        stripe.cancel()
+    for _ in range(100):
+        if open_files(volume) == before:
+            break
+        await asyncio.sleep(0.05)
+    assert open_files(volume) == before
+
+
+def open_files(volume: Path) -> int:
+    """How many files of the volume this process has open."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(str(volume) in str(link.readlink()) for link in links if link.is_symlink())
 
 
 async def test_a_commit_with_chunks_missing_is_refused(sidecar: Serving) -> None:
