@@ -29,8 +29,7 @@ class ConditionType(StrEnum):
     SOURCE_RESOLVED = "SourceResolved"
     """The source was read and its content fits the pool's engines."""
     NORMALIZED = "Normalized"
-    """The source's files were rewritten into the canonical form; the message counts and names
-    the rewrites."""
+    """Rewrites were needed to give the canonical form; the message counts and names them."""
     ADAPTER_IS_IDENTITY = "AdapterIsIdentity"
     """Every lora_B is zero: the adapter is served and changes nothing."""
     PLACED = "Placed"
@@ -84,11 +83,13 @@ class Reason(StrEnum):
     TOO_LARGE = "TooLarge"
     """The adapter is larger than a limit, such as every engine's arena."""
 
-    # Normalized, AdapterIsIdentity
+    # Normalized
     REWRITTEN = "Rewritten"
     """Rewrites were needed; the message counts and names them."""
     AS_FOUND = "AsFound"
     """The files were canonical already."""
+
+    # AdapterIsIdentity
     ALL_ZERO = "AllZero"
     """Every lora_B is zero, as after a training that stored nothing."""
     HAS_EFFECT = "HasEffect"

@@ -33,6 +33,23 @@ def opened(source: Any, secret: dict[str, bytes] | None = None) -> Source:
             "persistentVolumeClaim",
             "pvc://team-a/models/sql",
         ),
+        ({"gcs": {"bucket": "models", "prefix": "sql"}}, "gcs", "gs://models/sql"),
+        (
+            {"azureBlob": {"account": "models", "container": "adapters"}},
+            "azureBlob",
+            "az://models/adapters",
+        ),
+        ({"huggingFace": {"repo": "org/sql"}}, "huggingFace", "hf://org/sql@main"),
+        (
+            {"huggingFace": {"repo": "org/sql", "revision": "v1", "path": "a/b"}},
+            "huggingFace",
+            "hf://org/sql@v1/a/b",
+        ),
+        (
+            {"oci": {"reference": "registry.example:5000/team/sql:v1"}},
+            "oci",
+            "oci://registry.example:5000/team/sql:v1",
+        ),
     ],
 )
 def test_each_kind_opens_without_a_connection(
@@ -40,10 +57,6 @@ def test_each_kind_opens_without_a_connection(
 ) -> None:
     found = opened(form(source))
     assert (found.kind, found.uri) == (kind, uri)
-
-
-def test_a_hub_repository_is_known_as_a_mapping() -> None:
-    assert opened({"huggingFace": {"repo": "org/sql"}}).uri == "hf://org/sql@main"
 
 
 @pytest.mark.parametrize("form", [dict, AdapterSource.model_validate])
@@ -60,7 +73,7 @@ def test_a_referenced_secret_is_needed_and_its_keys_too(form: Any) -> None:
     ("source", "found"),
     [
         ({}, "none"),
-        ({"oci": {"image": "x"}}, "none"),
+        ({"ftp": {"url": "x"}}, "none"),
         ({"s3": {"bucket": "models"}, "http": {"url": "http://x.example"}}, "s3, http"),
     ],
 )

@@ -14,6 +14,11 @@ from lorafleet_operator.sources.validators import Part, Validator
             {},
         ),
         ({"ETag": 'W/"a"'}, Validator(None, None), {}),
+        (
+            {"ETag": '"a"', "Last-Modified": "x", "x-goog-generation": "17"},
+            Validator('"a"', None, "17"),
+            {"If-Match": '"a"'},
+        ),
         ({}, Validator(None, None), {}),
     ],
 )
