@@ -141,7 +141,9 @@ class OciSource(ApiModel):
     @field_validator("reference")
     @classmethod
     def _is_reference(cls, text: str) -> str:
-        return _checked(text, re.fullmatch(rules.OCI_PATTERN, text) is not None, rules.OCI_REFERENCE)
+        return _checked(
+            text, re.fullmatch(rules.OCI_PATTERN, text) is not None, rules.OCI_REFERENCE
+        )
 
 
 class VolumeSource(ApiModel):
