@@ -149,6 +149,14 @@ async def test_an_accounts_key_signs_each_address_and_is_never_sent(
         assert not [r for r in server.requests if "authorization" in r.headers]
 
 
+def test_an_environment_that_keeps_the_key_from_signing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/operators-own.json")
+    with pytest.raises(AccessDenied, match="own environment sets GOOGLE_SERVICE_ACCOUNT; take it"):
+        opened("gcs", spec("https://storage.example"), account())
+
+
 async def test_a_token_is_a_header_and_nobody_sends_none() -> None:
     async with google().running() as server:
         await resolved(opened("gcs", spec(server.url, prefix="x"), TOKEN))

@@ -1,6 +1,8 @@
 """No credential in any text: messages, chains of exceptions, logs, reprs, addresses in status."""
 
 import asyncio
+import hashlib
+import json
 import logging
 import socket
 import ssl
@@ -23,8 +25,22 @@ SECRET = {
     "secretAccessKey": f"key{CANARY}".encode(),
     "sessionToken": f"session{CANARY}".encode(),
     "token": f"token{CANARY}".encode(),
+    "sasToken": f"sv=2023-11-03&sig=sas{CANARY}".encode(),
 }
 FILES = adapter(elements=1 << 17)
+
+
+def served() -> dict[str, bytes]:
+    """The adapter's files below /models/sql, and as the artifact models/sql:v1."""
+    files = {f"/models/sql/{name}": content for name, content in FILES.items()}
+    layers = []
+    for name, content in FILES.items():
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        files[f"/v2/models/sql/blobs/{digest}"] = content
+        title = {"org.opencontainers.image.title": name}
+        layers.append({"digest": digest, "size": len(content), "annotations": title})
+    files["/v2/models/sql/manifests/v1"] = json.dumps({"layers": layers}).encode()
+    return files
 
 
 def opened(spec: dict[str, Any], secret: dict[str, bytes]) -> Source:
@@ -63,19 +79,28 @@ LIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("kind", ["s3", "http", "gcs", "azureBlob", "oci"])
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
 async def test_no_failure_says_a_credential(
     kind: str, lie: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     asyncio.get_running_loop().set_debug(True)
-    server = LyingServer(files={f"/models/sql/{name}": file for name, file in FILES.items()})
+    server = LyingServer(files=served())
     async with server.running():
         vars(server).update(lie)
+        host = server.url.removeprefix("http://")
         spec: dict[str, dict[str, Any]] = {
             "s3": {"bucket": "models", "prefix": "sql", "endpoint": server.url, "pathStyle": True},
             "http": {"url": f"{server.url}/models/sql?sig={CANARY}"},
+            "gcs": {"bucket": "models", "prefix": "sql", "endpoint": server.url},
+            "azureBlob": {
+                "account": "account",
+                "container": "models",
+                "prefix": "sql",
+                "endpoint": server.url,
+            },
+            "oci": {"reference": f"{host}/models/sql:v1", "plainHttp": True},
         }
         source = opened({kind: spec[kind]}, SECRET)
         said = repr(source) + source.uri

@@ -8,6 +8,7 @@ A version is the object's generation, with its ETag.
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import timedelta
 from functools import lru_cache
@@ -99,6 +100,7 @@ class GcsSource:
     def _take(self, secret: SecretData) -> None:
         key, token = secret.get("serviceAccountKey"), secret.get("token")
         if key is not None:
+            _check_environment(secret.label)
             self._signer = _signer(self._bucket, self._endpoint, _checked_key(key, secret.label))
             if self._signer is None:
                 raise _no_key(secret.label)
@@ -160,6 +162,15 @@ def _checked_key(text: str, label: str) -> str:
     if not all(isinstance(value, str) and value for value in parts.values()):
         raise _no_key(label)
     return json.dumps(parts)
+
+
+def _check_environment(label: str) -> None:
+    for name in ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"):
+        if name in os.environ:
+            raise AccessDenied(
+                f"{label} key serviceAccountKey cannot sign while the operator's own environment "
+                f"sets {name}; take it out there"
+            )
 
 
 def _no_key(label: str) -> AccessDenied:
