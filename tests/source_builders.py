@@ -52,6 +52,18 @@ def adapter(elements: int = 4096, seed: int = 0) -> dict[str, bytes]:
     }
 
 
+def artifact(files: Mapping[str, bytes], repository: str, tag: str) -> dict[str, bytes]:
+    """Return what a registry serves of an artifact with these files: path -> content."""
+    served, layers = {}, []
+    for name, content in files.items():
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        served[f"/v2/{repository}/blobs/{digest}"] = content
+        title = {"org.opencontainers.image.title": name}
+        layers.append({"digest": digest, "size": len(content), "annotations": title})
+    served[f"/v2/{repository}/manifests/{tag}"] = json.dumps({"layers": layers}).encode()
+    return served
+
+
 def data_of(safetensors_file: bytes) -> bytes:
     """Return the tensor data section of a file."""
     (length,) = struct.unpack_from("<Q", safetensors_file)

@@ -20,7 +20,9 @@ from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import adapter as built
 from operator_builders import pool
 from safetensors.torch import load_file, save_file
+from servers import LyingServer
 from sidecar_rig import Rig, until
+from source_builders import artifact
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,7 +85,8 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
     ]
     world = World({"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []})
     async with ApiClient() as api:
-        fleet = Fleet(OperatorSettings(volume_root=root / "sources"), world, api)
+        settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
+        fleet = Fleet(settings, world, api)
         # Rigs share an address, so each pod's port is its own.
         from lorafleet_operator.transfer.links import Endpoint
 
@@ -332,3 +335,31 @@ async def test_one_adapter_is_picked_of_a_file_that_holds_two(volume: Path, tmp_
             digests.append(sql.status.digest)
             assert await a.answer("team-a/sql") == sql.status.digest[7:19]
         assert digests[0] == digests[2] != digests[1]
+
+
+async def test_an_artifact_is_served_by_its_digest_and_a_wrong_blob_never(
+    volume: Path, tmp_path: Path
+) -> None:
+    files = {path.name: path.read_bytes() for path in (CASES / "d01-plain-bf16").iterdir()}
+    weights = next(name for name in files if name.endswith(".safetensors"))
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        operator(tmp_path, a) as op,
+        LyingServer(files=artifact(files, "team-a/sql", "v1")).running() as registry,
+    ):
+        host = registry.url.removeprefix("http://")
+        source = {"oci": {"reference": f"{host}/team-a/sql:v1", "plainHttp": True}}
+        made = built("sql", source=source)
+        op.keep(made)
+        blob = next(path for path, held in registry.files.items() if held == files[weights])
+        registry.files[blob] = files[weights][:-1] + b"?"
+        sql = await op.apply(made)
+        status, reason, message = ready(sql)
+        assert (status, reason) == ("False", "DigestMismatch")
+        assert f"{weights} in oci://{host}/team-a/sql:v1 has the content sha256:" in message
+        assert a.engine.loads == []
+        registry.files[blob] = files[weights]
+        op.forget_sources()
+        sql = await op.apply(sql)
+        assert ready(sql)[0] == "True"
+        assert await a.answer("team-a/sql") == sql.status.digest[7:19]

@@ -24,6 +24,7 @@ from object_source_rig import DATA, FILES, OTHER, OTHER_DATA, opened, refused, r
 from registry_tokens import ISSUER, SERVICE, TokenServer
 from servers import LyingServer, free_port
 from source_builders import FAST, read_all
+from source_builders import artifact as built
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,15 +227,7 @@ async def test_a_realm_out_of_bounds_is_sent_nothing(
 
 def lying(files: dict[str, bytes]) -> LyingServer:
     """A registry by hand, whose blobs may be other than their digests say."""
-    server = LyingServer(etag=None)
-    layers = []
-    for name, content in files.items():
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        server.files[f"/v2/{REPOSITORY}/blobs/{digest}"] = content
-        note = {"org.opencontainers.image.title": name}
-        layers.append({"digest": digest, "size": len(content), "annotations": note})
-    server.files[f"/v2/{REPOSITORY}/manifests/v1"] = json.dumps({"layers": layers}).encode()
-    return server
+    return LyingServer(etag=None, files=built(files, REPOSITORY, "v1"))
 
 
 def blob_path(content: bytes) -> str:

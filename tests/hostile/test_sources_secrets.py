@@ -1,8 +1,6 @@
 """No credential in any text: messages, chains of exceptions, logs, reprs, addresses in status."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import socket
 import ssl
@@ -17,7 +15,7 @@ from lorafleet.errors import AccessDenied, LorafleetError, SourceUnavailable
 from lorafleet_operator.sources.base import Source
 from lorafleet_operator.sources.registry import open_source
 from servers import LyingServer, S3Server, start_s3
-from source_builders import FAST, adapter, data_of, read_all
+from source_builders import FAST, adapter, artifact, data_of, read_all
 
 CANARY = "cAnArY5f3a"
 SECRET = {
@@ -33,14 +31,7 @@ FILES = adapter(elements=1 << 17)
 def served() -> dict[str, bytes]:
     """The adapter's files below /models/sql, and as the artifact models/sql:v1."""
     files = {f"/models/sql/{name}": content for name, content in FILES.items()}
-    layers = []
-    for name, content in FILES.items():
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        files[f"/v2/models/sql/blobs/{digest}"] = content
-        title = {"org.opencontainers.image.title": name}
-        layers.append({"digest": digest, "size": len(content), "annotations": title})
-    files["/v2/models/sql/manifests/v1"] = json.dumps({"layers": layers}).encode()
-    return files
+    return files | artifact(FILES, "models/sql", "v1")
 
 
 def opened(spec: dict[str, Any], secret: dict[str, bytes]) -> Source:
