@@ -25,16 +25,19 @@ class Architecture:
     """What differs between the models of one `model_type`."""
 
     heads: bool  # vLLM takes LoRA on embed_tokens and lm_head
+    head: int = 0  # head_dim if config.json has none; 0: the hidden size over the heads
+    kv: bool = False  # num_key_value_heads may be missing: as many as heads
     fused: bool = False  # checkpoints have qkv_proj and gate_up_proj
     moe: str = ""  # name of the sparse block in a layer
     experts: str = ""  # key of the number of experts
     width: str = ""  # key of an expert's intermediate size
+    shared: bool = False  # config.json always says how wide the shared expert is
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
 _QWEN_MOE = {"moe": "mlp", "experts": "num_experts", "width": "moe_intermediate_size"}
 ARCHITECTURES = {
-    "llama": Architecture(heads=True),
+    "llama": Architecture(heads=True, kv=True),
     "mistral": Architecture(heads=False),
     "mixtral": Architecture(
         heads=True,
@@ -44,14 +47,16 @@ ARCHITECTURES = {
         projections=("w1", "w3", "w2"),
     ),
     "qwen2": Architecture(heads=False),
-    "qwen3": Architecture(heads=True),
-    "qwen2_moe": Architecture(heads=False, **_QWEN_MOE),  # type: ignore[arg-type]
-    "qwen3_moe": Architecture(heads=True, **_QWEN_MOE),  # type: ignore[arg-type]
-    "gemma": Architecture(heads=False),
-    "gemma2": Architecture(heads=False),
-    "gemma3_text": Architecture(heads=False),
-    "phi3": Architecture(heads=True, fused=True),
+    "qwen3": Architecture(heads=True, head=128),
+    "qwen2_moe": Architecture(heads=False, shared=True, **_QWEN_MOE),  # type: ignore[arg-type]
+    "qwen3_moe": Architecture(heads=True, head=128, **_QWEN_MOE),  # type: ignore[arg-type]
+    "gemma": Architecture(heads=False, head=256),
+    "gemma2": Architecture(heads=False, head=256),
+    "gemma3_text": Architecture(heads=False, head=256),
+    "phi3": Architecture(heads=True, kv=True, fused=True),
 }
+"""What `transformers` fills in for a missing key counts; where that is an arbitrary number of its
+own, the key has to be there."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,9 @@ class ModelConfig:
 
     def _attention(self, prefix: str, hidden: int) -> Iterator[LoraModule]:
         heads = self.size("num_attention_heads")
-        head = self.size("head_dim", hidden // heads)
-        q, kv = heads * head, self.size("num_key_value_heads", heads) * head
+        head = self.size("head_dim", self.architecture.head or hidden // heads)
+        kv_heads = self.size("num_key_value_heads", heads if self.architecture.kv else None)
+        q, kv = heads * head, kv_heads * head
         if self.architecture.fused:
             yield LoraModule(f"{prefix}.qkv_proj", hidden, q + 2 * kv)
         else:
@@ -121,7 +127,7 @@ class ModelConfig:
         yield LoraModule(f"{prefix}.o_proj", q, hidden)
 
     def _dense(self, prefix: str, hidden: int, width: int) -> Iterator[LoraModule]:
-        if self.architecture.fused or not self._splits_gate_up():
+        if self.architecture.fused:
             yield LoraModule(f"{prefix}.gate_up_proj", hidden, 2 * width)
         else:
             yield LoraModule(f"{prefix}.gate_proj", hidden, width)
@@ -148,10 +154,11 @@ class ModelConfig:
 
     def _shared_width(self) -> int:
         key = "shared_expert_intermediate_size"
-        return self.size(key) if self.architecture.moe == "mlp" and self.raw.get(key) else 0
-
-    def _splits_gate_up(self) -> bool:
-        """Whether vLLM takes gate and up apart: in MoE models only if it expects dense blocks."""
-        if self.architecture.moe != "mlp":
-            return True
-        return bool(self.raw.get("mlp_only_layers")) or bool(self._shared_width())
+        found = self.raw.get(key)
+        if (
+            self.architecture.moe != "mlp"
+            or found == 0
+            or (found is None and not self.architecture.shared)
+        ):
+            return 0
+        return self.size(key)
