@@ -59,8 +59,10 @@ def start_training(stack: LocalStack) -> LocalProcess | None:
     missing = [style.name for style in STYLES if not adapter(style.name).is_dir()]
     if not missing:
         return None
-    step(f"training {', '.join(missing)} (10-20 s each on two idle cores, once)")
-    return stack.start("training", [sys.executable, "-m", "demo.train", MODEL, ADAPTERS])
+    step(f"training {', '.join(missing)} (under half a minute each, once)")
+    command = [sys.executable, "-m", "demo.train", MODEL, ADAPTERS]
+    # Threads that wait for one another are slow beside the builds and the engine's start.
+    return stack.start("training", command, {"OMP_NUM_THREADS": "1"})
 
 
 def finish_training(training: LocalProcess | None) -> None:

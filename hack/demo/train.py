@@ -1,4 +1,4 @@
-"""Trains the demo's adapters with PEFT, about 12 s each on two cores.
+"""Trains the demo's adapters with PEFT, about 16 s of one core each.
 
 Run as `python -m demo.train MODEL CACHE`: each style that CACHE lacks is trained and saved as
 `CACHE/<style>-<recipe key>/`, an ordinary PEFT directory.
