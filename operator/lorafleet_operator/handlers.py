@@ -1,10 +1,13 @@
 """All that the framework calls: what is indexed, what wakes, and one loop for each object.
 
-Nothing is decided here. Four traps of the framework, each with a test:
+Nothing is decided here. Five traps of the framework, each with a test:
 - `stopped` is set on deletion and also when the operator exits or pauses: only RESOURCE_DELETED
   unloads. Otherwise each restart of the operator would empty the fleet.
 - No cancellation_timeout: with it the finalizer goes although the unload has not finished.
 - A daemon that returns is never started again, so the loops let no error out.
+- An object that goes before it has its finalizer, or after a person took that away, stops no
+  daemon, and a batch of events that ends with its deletion even starts one: loops look into
+  `living`. Else such a loop would serve a deleted adapter for ever, against its own namesake.
 - An object that is already being deleted when the operator starts gets no daemon and loses its
   finalizer at once: its leftovers on the engines are orphans, which the pool's loop unloads.
 """
@@ -38,7 +41,8 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any
     """Set the framework up, connect to the API server, serve /healthz and /metrics."""
     ours: OperatorSettings = memo.settings
     configure(settings, pod_selector=ours.pod_selector, namespaces=ours.namespaces)
-    world = World(*(indices[name] for name in ("engine_pods", "pools", "adapters", "existing")))
+    wanted = ("engine_pods", "pools", "adapters", "existing", "living")
+    world = World(*(indices[name] for name in wanted))
     memo.fleet = Fleet(ours, world, await reads.connect())
     memo.probes = await Probes.start(memo.fleet)
 
@@ -98,6 +102,13 @@ def existing(body: kopf.Body, **_: Any) -> dict[str, str]:
     return {str(body.metadata.namespace): _key(body)}
 
 
+@kopf.index(*ADAPTERS)
+@kopf.index(*POOLS)
+def living(body: kopf.Body, **_: Any) -> dict[str, str]:
+    """Index what exists by UID."""
+    return {str(body.metadata.uid): _key(body)}
+
+
 @kopf.on.event(*PODS)
 async def pod_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     """Follow pods: connections to new ones, and a pass for the pools that select it."""
@@ -135,16 +146,17 @@ async def adapter_daemon(
 ) -> None:
     """Keep one adapter as its manifest wants it; unload it when, and only when, it is deleted."""
     fleet: Fleet = memo.fleet
+    key, gone = _key(body), partial(fleet.world.gone, str(body.metadata.uid))
     await loops.keep(
-        _key(body),
+        key,
         partial(passes.adapter_pass, body, fleet),
         wakeups=fleet.wakeups,
         settings=fleet.settings,
-        stopped=stopped,
+        stopped=loops.StoppedOr(stopped, gone),
         interval=partial(passes.adapter_interval, body, fleet),
     )
-    if deleted(stopped):
-        await loops.insist(_key(body), partial(passes.delete_adapter, body, fleet))
+    if deleted(stopped) or gone():
+        await loops.insist(key, partial(passes.delete_adapter, body, fleet))
 
 
 @kopf.daemon(*POOLS)
@@ -158,7 +170,7 @@ async def pool_daemon(
         partial(passes.pool_pass, body, fleet),
         wakeups=fleet.wakeups,
         settings=fleet.settings,
-        stopped=stopped,
+        stopped=loops.StoppedOr(stopped, partial(fleet.world.gone, str(body.metadata.uid))),
         interval=lambda: fleet.settings.resync_seconds,
     )
 

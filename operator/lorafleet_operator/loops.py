@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lorafleet_operator import metrics
@@ -36,6 +37,21 @@ class Stopper(Protocol):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return an awaitable that ends when the flag is set."""
+
+
+@dataclass(frozen=True)
+class StoppedOr:
+    """A stop flag that counts as set also when `gone()`, which is asked before each pass."""
+
+    stopped: Stopper
+    gone: Callable[[], bool]
+
+    def __bool__(self) -> bool:
+        return bool(self.stopped) or self.gone()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return an awaitable that ends when the flag itself is set."""
+        return self.stopped.wait(timeout)
 
 
 async def keep(

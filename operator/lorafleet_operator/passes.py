@@ -85,11 +85,17 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
     """Unload a deleted adapter everywhere; returns when the object may go.
 
     Engines that do not answer within the deletion timeout are left to the pool's next pass that
-    reaches them.
+    reaches them. If the object is gone already, what a namesake has by now is not touched.
     """
     adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
+    namespace = adapter.metadata.namespace
+
+    def succeeded() -> bool:
+        existing = fleet.world.existing.get(namespace) or ()
+        return fleet.world.gone(adapter.metadata.uid) and adapter.key in existing
+
     with fleet.wakeups.loop(adapter.key) as flag:
-        while waiting := await let_go(adapter, fleet):
+        while not succeeded() and (waiting := await let_go(adapter, fleet)):
             limit = fleet.settings.deletion_timeout_seconds
             if waiting.overdue(adapter, limit, datetime.now(UTC)):
                 text = f"{waiting}: deleted before it was unloaded there"
@@ -107,7 +113,8 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
     crash_at("unloaded")
     fleet.memory.forget(adapter.metadata.uid)
     fleet.writer.forget(adapter.metadata.uid)
-    metrics.forget_adapter(adapter.metadata.namespace, adapter.metadata.name)
+    if not succeeded():
+        metrics.forget_adapter(namespace, adapter.metadata.name)
     return True
 
 

@@ -14,7 +14,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping
 
     from lorafleet.profile import EngineProfile
 
@@ -117,11 +117,17 @@ class World:
     """By the key of their pool, `<namespace>/<pool name>`."""
     existing: Mapping[str, Collection[str]]
     """Keys of all adapters, by namespace: also of those that this version cannot read."""
+    living: Container[str]
+    """UIDs of all adapters and pools."""
 
     def pool(self, namespace: str, name: str) -> EnginePool | None:
         """Return the pool, None if there is none."""
         pools = self.pools.get(namespace) or ()
         return next((pool for pool in pools if pool.metadata.name == name), None)
+
+    def gone(self, uid: str) -> bool:
+        """Return whether the adapter or pool does not exist any more."""
+        return uid not in self.living
 
     def members(self, pool: EnginePool) -> list[EnginePod]:
         """Return the pods that the pool selects, by name."""

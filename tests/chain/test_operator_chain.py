@@ -124,6 +124,31 @@ def test_a_deletion_does_not_wait_for_an_engine_that_is_gone_nor_for_ever_for_on
     eventually(lambda: "ForcedCleanup" in chain.events("silent"))
 
 
+def test_an_adapter_that_went_at_once_haunts_neither_the_engine_nor_its_namesake(
+    chain: Chain,
+) -> None:
+    """It had no finalizer yet, or somebody took that away: nobody tells its loop to stop."""
+    chain.start_engine("engine-0", 0)
+    chain.start_operator()
+    chain.pool()
+    chain.adapter("steady")
+    eventually(lambda: _ready(chain, "steady"))
+    for _ in range(5):
+        chain.adapter("flash")
+        chain.delete("loraadapters", "flash")
+        eventually(lambda: not chain.exists("flash"))
+    chain.adapter("flash", "d09-rank-6", servedName="second")
+    digests = [""]
+    for case in ("d09-rank-6", "d06-rank-and-alpha-pattern", "d11-rslora"):
+        loads = chain.loads("engine-0")
+        chain.put_source("flash", case)
+        eventually(lambda: chain.status("flash").get("digest", "") not in digests)
+        eventually(lambda: _ready(chain, "flash"))
+        digests.append(chain.status("flash")["digest"])
+    assert chain.loads("engine-0") == loads + 1
+    assert chain.served("engine-0") == {"second", f"{chain.namespace}/steady"}
+
+
 def test_of_two_adapters_with_one_served_name_the_older_is_served(chain: Chain) -> None:
     chain.start_engine("engine-0", 0)
     chain.start_operator()

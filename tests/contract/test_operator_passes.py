@@ -83,7 +83,9 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
         )
         for i, rig in enumerate(rigs)
     ]
-    world = World({"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []})
+    world = World(
+        {"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []}, set()
+    )
     async with ApiClient() as api:
         settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
         fleet = Fleet(settings, world, api)

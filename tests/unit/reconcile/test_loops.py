@@ -104,6 +104,22 @@ async def test_a_stop_cuts_off_the_running_pass() -> None:
     assert cut.is_set()
 
 
+async def test_a_loop_ends_before_its_next_pass_once_its_object_is_gone() -> None:
+    living = {"uid-1"}
+    passes = Passes(True, True, True)
+
+    async def last() -> bool:
+        living.clear()
+        return await passes()
+
+    flag = loops.StoppedOr(passes.flag, lambda: "uid-1" not in living)
+    await loops.keep(
+        "ns/a", last, wakeups=Wakeups(), settings=FAST, stopped=flag, interval=lambda: 0.001
+    )
+    assert passes.count == 1
+    assert not passes.flag
+
+
 async def test_a_deletion_is_repeated_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "_RETRY_SECONDS", 0.0)
     passes = Passes(RuntimeError("the API server is away"), False, True)
