@@ -60,7 +60,7 @@ def start_training(stack: LocalStack) -> LocalProcess | None:
     if not missing:
         return None
     step(f"training {', '.join(missing)} (under half a minute each, once)")
-    command = [sys.executable, "-m", "demo.train", MODEL, ADAPTERS]
+    command = [sys.executable, "-m", "demo.train", str(MODEL), str(ADAPTERS)]
     # Threads that wait for one another are slow beside the builds and the engine's start.
     return stack.start("training", command, {"OMP_NUM_THREADS": "1"})
 
