@@ -5,16 +5,14 @@ requests in flight on the revision that they started on, refusals with vLLM's te
 instance with each start. A completion's text is the first 12 digits of the revision's digest
 (or "base"), so a test sees which revision answered.
 
-`python fake_engine.py VOLUME PORT [--plain] [--deadly DIGEST]` runs one as a process.
+`fake_engine_process.py` runs one as a process.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import secrets
-import signal
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -45,6 +43,7 @@ class Behaviour:
     unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
     die_at: tuple[str, str] | None = None  # ("before" | "after", path): the engine dies there
     mute: set[str] = field(default_factory=set)  # digests that answer no probe
+    profile: dict[str, Any] = field(default_factory=dict)  # fields beside the usual profile's
 
 
 @dataclass
@@ -75,6 +74,11 @@ class FakeEngine:
     def url(self) -> str:
         """The base URL of the HTTP API."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base(self) -> str:
+        """The name of the base model."""
+        return str(self.behaviour.profile.get("base_model", BASE))
 
     async def start(self) -> FakeEngine:
         """Start a new instance that knows nothing of the one before."""
@@ -162,7 +166,7 @@ class FakeEngine:
                     "vllm_version": "0.32.0",
                     "compat": behaviour.compat,
                     "lora_enabled": behaviour.lora_enabled,
-                    "base_models": [BASE],
+                    "base_models": [self.base],
                     "api_servers": behaviour.api_servers,
                 }
             case "GET", "/v1/profile":
@@ -174,6 +178,7 @@ class FakeEngine:
                     "max_cpu_loras": behaviour.max_cpu_loras,
                     "vllm_version": "0.32.0",
                     "modules": [],
+                    **behaviour.profile,
                 }
             case "GET", "/v1/state":
                 return self._state()
@@ -327,16 +332,16 @@ class FakeEngine:
         return "\n".join(lines) + "\n"
 
     def _cards(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = [{"id": BASE, "root": BASE, "parent": None}]
+        cards: list[dict[str, Any]] = [{"id": self.base, "root": self.base, "parent": None}]
         revisions = {name: self.revisions[i] for name, i in self.served.items()} | self.stock
         for name, revision in revisions.items():
             if name not in self.behaviour.unlisted:
-                cards.append({"id": name, "root": revision.path, "parent": BASE})
+                cards.append({"id": name, "root": revision.path, "parent": self.base})
         return cards
 
     async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
         model = body["model"]
-        if model == BASE:
+        if model == self.base:
             return {"choices": [{"text": "base"}]}
         if model in self.stock:
             revision = self.stock[model]
@@ -374,27 +379,3 @@ class FakeEngine:
             raise Refused(404, {"error": {"message": f"No adapter found for {path}"}})
         self.stock[name] = Revision(self._next_id, name, digest, path)
         self._next_id += 1
-
-
-class ProcessEngine(FakeEngine):
-    """The same, in a process of its own: a deadly load ends that process."""
-
-    async def kill(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def _main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("volume", type=Path)
-    parser.add_argument("port", type=int)
-    parser.add_argument("--deadly", action="append", default=[])
-    parser.add_argument("--plain", action="store_true", help="without the plugin")
-    arguments = parser.parse_args()
-    behaviour = Behaviour(plugin=not arguments.plain, deadly=set(arguments.deadly))
-    engine = await ProcessEngine(arguments.volume, behaviour, arguments.port).start()
-    print(engine.port, flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())

@@ -58,21 +58,24 @@ class Chain:
         self.operator.wait()
         return self.operator
 
-    def start_engine(self, name: str, index: int, *arguments: str) -> None:
-        """Start a fake engine, its sidecar and its pod."""
+    def start_engine(
+        self, name: str, index: int, *arguments: str, app: str = "vllm", **sidecar: str
+    ) -> None:
+        """Start a fake engine, its sidecar (with settings of its own) and its pod."""
         port = free_port()
         address = self.stack.pod_address(index)
         volume = self.stack.volume(name)
         process = self.stack.start(
-            name, [sys.executable, HERE / "fake_engine.py", volume, str(port), *arguments]
+            name, [sys.executable, HERE / "fake_engine_process.py", volume, str(port), *arguments]
         )
         process.wait_until(lambda: listens("127.0.0.1", port), 30)
         spec = EngineSpec(name, Path(), BASE)
         engine = Engine(spec, process, address, f"http://127.0.0.1:{port}", volume)
         self.engines[name] = engine
-        self.uids[name] = self.pods.create(name, address, {"app": "vllm"})
+        self.uids[name] = self.pods.create(name, address, {"app": app})
+        settings = {"LORAFLEET_REFRESH_SECONDS": "0.2", **sidecar}
         self.sidecars[name] = self.stack.start_sidecar(
-            engine, self.uids[name], arena_bytes=self.arena_bytes, LORAFLEET_REFRESH_SECONDS="0.2"
+            engine, self.uids[name], arena_bytes=self.arena_bytes, **settings
         )
         self.sidecars[name].wait()
 
@@ -90,8 +93,8 @@ class Chain:
 
     # The API
 
-    def pool(self, name: str = "pool") -> None:
-        spec = {"selector": {"matchLabels": {"app": "vllm"}}, "baseModel": BASE}
+    def pool(self, name: str = "pool", app: str = "vllm") -> None:
+        spec = {"selector": {"matchLabels": {"app": app}}, "baseModel": BASE}
         self._create("enginepools", "EnginePool", name, spec)
 
     def adapter(self, name: str, case: str = "d01-plain-bf16", **spec: Any) -> None:
