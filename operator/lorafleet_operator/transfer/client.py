@@ -183,16 +183,16 @@ class ByteStream:
             raise await self._failure()
         return answer
 
-    async def finish(self) -> pb.SendChunksResponse:
-        """End a SendChunks stream and return its answer."""
+    async def finish(self) -> None:
+        """Say that nothing follows and wait until the other side has dealt with it all."""
         try:
             await self._call.done_writing()
-            answer: pb.SendChunksResponse = await self._call
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise await self._failure()
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._client.address) from None
         except grpc.aio.UsageError:
             raise await self._failure() from None
-        return answer
 
     def cancel(self) -> None:
         """End the call now, whatever its state."""

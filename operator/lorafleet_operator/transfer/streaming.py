@@ -63,24 +63,34 @@ async def stage(
             for lane in lanes.values():
                 if lane.unfinished:
                     group.create_task(lane.send())
-            group.create_task(_feed(payload, list(lanes.values()), limits))
-    except ExceptionGroup as errors:
-        # Lanes keep their own errors: what comes out of the group is the source's.
-        raise errors.exceptions[0] from None
+            feed = group.create_task(_feed(payload, list(lanes.values()), limits))
+        if (error := feed.result()) is not None:
+            raise error
     finally:
         for lane in lanes.values():
             lane.close()
     return {key: lane.result() for key, lane in lanes.items()}
 
 
-async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> None:
+async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Exception | None:
+    """Hand the source's chunks to the lanes; return what broke the source.
+
+    What was read by then still goes out, so that the next attempt need not send it again.
+    """
     wanted = sorted(set[int]().union(*(lane.missing for lane in lanes if lane.unfinished)))
-    async for index, message in _messages(payload, wanted, max(2, limits.window_chunks // 4)):
+    broke: Exception | None = None
+    try:
+        async for index, message in _messages(payload, wanted, max(2, limits.window_chunks // 4)):
+            for lane in lanes:
+                if index in lane.missing and lane.unfinished:
+                    await lane.queue.put(message)
+    except Exception as error:
+        broke = error
         for lane in lanes:
-            if index in lane.missing and lane.unfinished:
-                await lane.queue.put(message)
+            lane.complete = False
     for lane in lanes:
         await lane.end()
+    return broke
 
 
 async def _messages(
@@ -130,6 +140,8 @@ class _Lane:
         on_sent: Callable[[int], None],
     ) -> None:
         self.client = client
+        self.complete = True
+        """Whether all chunks will come: without them there is nothing to commit."""
         self.missing: frozenset[int] = frozenset()
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(
             max(1, limits.window_chunks - limits.window_chunks // 4)
@@ -184,7 +196,9 @@ class _Lane:
                 await asyncio.gather(*(self._stripe(port) for port in self._ports))
             else:
                 await self._drain(self._control)
-            if self.unfinished:
+            if self.unfinished and not self.complete:
+                await self._timed(self._control.finish(), "end the transfer")
+            elif self.unfinished:
                 await self._timed(self._control.write(encode_commit()), "take the commit")
                 answer = await self._timed(
                     self._control.read(), "commit", self._limits.commit_seconds

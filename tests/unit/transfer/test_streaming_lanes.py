@@ -125,8 +125,12 @@ async def test_a_stripe_that_fails_at_its_end_fails_its_engine_alone() -> None:
 
 
 async def test_the_sources_error_comes_out_as_it_is() -> None:
+    engines = Engine(), Engine(stripes=2)
     with pytest.raises(SourceUnavailable, match="gone"):
-        await run(Engine(), Engine(stripes=2), broken_at=5)
+        await run(*engines, broken_at=5)
+    for engine in engines:  # what was read before has gone out, and nothing was committed
+        assert sorted(engine.received) == [0, 1, 2, 3, 4]
+        assert not engine.committed
 
 
 ENGINES = st.builds(
