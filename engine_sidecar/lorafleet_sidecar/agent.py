@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from lorafleet.errors import (
+    BaseModelMismatch,
     EngineRejected,
     EngineUnreachable,
     InvalidAdapter,
@@ -153,8 +154,16 @@ class Agent:
         """Bring one name to what is desired; the caller has the turn.
 
         A coming revision that the engine refuses is given up, so that the old one stays.
+        Raises BaseModelMismatch when vLLM has come back with another base model: whether the
+        adapter fits that one is not for us to say.
         """
         name = self.desired.names[served_name]
+        bases = self.observed.base_models
+        if name.base_model and bases and name.base_model not in bases:
+            raise BaseModelMismatch(
+                f"adapter {name.adapter}: {served_name} was loaded for {name.base_model}, the "
+                f"engine serves {bases[0]} now"
+            )
         try:
             for target, _publish in name.steps:
                 self._refuse_quarantined(target.digest)
@@ -305,7 +314,15 @@ class Agent:
             coming, publish = (None, False) if wish.publish or old is None else (old.coming, False)
         else:
             coming, publish = target, wish.publish
-        name = ServedName(wish.served_name, wish.adapter, current, coming, publish, wish.pinned)
+        name = ServedName(
+            wish.served_name,
+            wish.adapter,
+            current,
+            coming,
+            publish,
+            wish.pinned,
+            base_model=next(iter(self.observed.base_models), ""),
+        )
         if name != old:
             self.desired.put(name)
 

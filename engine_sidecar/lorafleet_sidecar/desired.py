@@ -36,6 +36,7 @@ class ServedName:
     pinned: bool = False
     removing: bool = False  # hide the name, drain, unload, forget
     drop_staged: bool = False  # with `removing`: free the arena too
+    base_model: str = ""  # what the engine served when it was asked for; empty: not known
 
     @property
     def goal(self) -> Target | None:
