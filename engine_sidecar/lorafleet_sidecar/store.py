@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+MAX_SOURCES = 64
+"""Fingerprints kept of one content: a source that is written again and again has many. One that
+is forgotten is sent once more."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,8 @@ class RevisionStore:
             self._state.revisions[revision.digest] = present = revision
         else:
             present.sources.update(revision.sources)
+            while len(present.sources) > MAX_SOURCES:
+                del present.sources[next(iter(present.sources))]
             self._room.free(entry.extent)
         self._mark_used(present)
         self._save()

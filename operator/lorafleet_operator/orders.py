@@ -80,7 +80,7 @@ async def stage(
         if isinstance(result, LorafleetError):
             _note(facts, fleet, uid, result)
         else:
-            links[uid].digests[facts.fingerprint] = result.digest
+            links[uid].learn(facts.fingerprint, result.digest)
             crash_at("staged")
     await _look_again(facts, fleet, links)
 

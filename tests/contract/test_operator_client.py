@@ -226,6 +226,17 @@ async def test_a_link_follows_the_inventory_and_learns_the_profile(volume: Path)
         await link.close()
 
 
+async def test_a_link_forgets_the_oldest_of_what_it_learned(volume: Path) -> None:
+    async with Rig(volume) as rig:
+        link, _ = _link(rig, "pod-1")
+        for number in range(5000):
+            link.learn(f"fp-{number}", "sha256:" + "0" * 64)
+        assert len(link.digests) < 5000
+        assert "fp-0" not in link.digests
+        assert "fp-4999" in link.digests
+        await link.close()
+
+
 async def test_a_link_refuses_the_sidecar_of_another_pod(volume: Path) -> None:
     async with Rig(volume) as rig:
         link, _ = _link(rig, "pod-2")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS: Final = 10.0
 """Deadline for the small questions: inventory and profile."""
 _TAKES_ORDERS: Final = (pb.ENGINE_HEALTH_READY, pb.ENGINE_HEALTH_STOCK)
+_MOST_DIGESTS: Final = 4096
+"""A source that is written again and again with one content has a fingerprint each time."""
 _RETRY_FIRST: Final = 0.2
 _RETRY_LIMIT: Final = 10.0
 
@@ -109,6 +111,12 @@ class EngineLink:
         except LorafleetError as error:
             self._lost(str(error))
             raise
+
+    def learn(self, fingerprint: str, digest: str) -> None:
+        """Note what a commit said; the oldest notes go, and cost a question when they are missed."""
+        self.digests[fingerprint] = digest
+        while len(self.digests) > _MOST_DIGESTS:
+            del self.digests[next(iter(self.digests))]
 
     async def close(self) -> None:
         """Close the connection."""

@@ -13,7 +13,7 @@ from lorafleet_sidecar import index, plain
 from lorafleet_sidecar.allocator import ALIGNMENT, Extent
 from lorafleet_sidecar.arena import ArenaError
 from lorafleet_sidecar.paths import hex_of
-from lorafleet_sidecar.store import RevisionStore
+from lorafleet_sidecar.store import MAX_SOURCES, RevisionStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +115,24 @@ def test_until_the_engine_is_known_everything_counts_as_read(store: RevisionStor
     add(again, "e")
     assert digests(again) == ["a", "c", "d", "e"]
     again.close()
+
+
+def test_one_content_written_again_and_again_keeps_the_newest_sources_and_no_more_room(
+    store: RevisionStore,
+) -> None:
+    digest = add(store, "a", 1)
+    for attempt in range(MAX_SOURCES + 5):
+        source = f"touched-{attempt}"
+        entry = store.reserve(
+            source, M, lambda made: (store.volume / "staging" / made.staging_id).mkdir()
+        )
+        again = index.RevisionEntry(digest, entry.extent, M, 8, "team/a", (), {source: "key"})
+        store.commit(entry.staging_id, again)
+    assert store.usage().used == M
+    assert store.find_source("source-a", "key") is None
+    assert store.find_source("touched-4", "key") is None
+    for attempt in range(5, MAX_SOURCES + 5):
+        assert store.find_source(f"touched-{attempt}", "key") is not None
 
 
 def test_what_never_fits_is_no_matter_of_waiting(store: RevisionStore) -> None:
