@@ -10,6 +10,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lorafleet.fingerprint import to_text
+from lorafleet_sidecar.fingerprints import tensor_fingerprint
 from safetensors import safe_open
 
 if TYPE_CHECKING:
@@ -52,11 +54,16 @@ class ArenaBuilder:
         """Stage modules given as name -> (kind, packed A, packed B, scaling(s))."""
         names, entries, data = {}, {}, bytearray()
         for name, (kind, a, b, scaling) in sorted(modules.items()):
-            places = {}
+            places, proof = {}, {}
             for side, tensor in (("a", a), ("b", b)):
                 places[side] = {"offset": len(data), "shape": list(tensor.shape)}
+                packed = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                scale = 1.0 if side == "a" else scaling[0] if len(scaling) == 1 else tuple(scaling)
+                number = tensor_fingerprint(packed, tuple(tensor.shape), dtype, scale)
+                proof[side] = to_text(number)
                 names.update(_peft_entries(name, kind, side, tensor, len(data)))
-                data += tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                data += packed
             one = len(set(scaling)) == 1
             rank = a.shape[-2]
             entries[name] = {
@@ -64,6 +71,7 @@ class ArenaBuilder:
                 "rank": rank,
                 "scaling": scaling[0] if one else scaling,
                 **places,
+                "proof": proof,
             }
         header = json.dumps(names).encode()
         header += b" " * (-len(header) % 64 - 8 + 64)

@@ -39,6 +39,7 @@ class Behaviour:
     workers: int = 1
     load_seconds: float = 0.0
     refuse: dict[str, str] = field(default_factory=dict)  # digest -> text
+    wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
     deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
     unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
     die_at: tuple[str, str] | None = None  # ("before" | "after", path): the engine dies there
@@ -56,6 +57,7 @@ class Revision:
     path: str
     in_flight: int = 0
     pinned: bool = False
+    verified: bool = False
 
 
 class FakeEngine:
@@ -184,6 +186,8 @@ class FakeEngine:
                 return self._state()
             case "POST", "/v1/load":
                 return {"lora_int_id": await self._load(**body), "seconds": 0.001}
+            case "POST", "/v1/verify":
+                return self._verify(body["lora_int_id"])
             case "POST", "/v1/publish":
                 previous = self.served.get(body["served_name"])
                 if body["lora_int_id"] not in self.revisions:
@@ -214,6 +218,16 @@ class FakeEngine:
         self.counts["loads"] += 1
         self._activate(revision.lora_int_id)
         return revision.lora_int_id
+
+    def _verify(self, lora_int_id: int) -> dict[str, Any]:
+        revision = self.revisions.get(lora_int_id)
+        if revision is None:
+            raise Refused(404, {"error": f"no adapter {lora_int_id} is loaded"})
+        line = self.behaviour.wrong.get(revision.digest)
+        if line is not None:
+            raise Refused(409, {"error": line})
+        revision.verified = True
+        return {"verified": True, "modules": 1, "seconds": 0.001}
 
     async def _before_load(self, served_name: str, digest: str) -> None:
         self.loads.append((served_name, digest))
@@ -262,6 +276,7 @@ class FakeEngine:
                     "path": each.path,
                     "in_flight": each.in_flight,
                     "pinned": each.pinned,
+                    "verified": each.verified,
                 }
                 for each in self.revisions.values()
             },

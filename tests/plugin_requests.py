@@ -27,6 +27,18 @@ def stock(lora_int_id: int, adapter: Path) -> Any:
     return LoRARequest(f"stock{lora_int_id}", lora_int_id, str(adapter))
 
 
+def stock_is_right(options: dict[str, Any], *, experts: bool = False) -> bool:
+    """Whether this vLLM loads an adapter of these options right from disk.
+
+    Before it had `get_rank_and_scaling` (0.26 to 0.29 at least) it ignored alpha_pattern everywhere,
+    and the root of the rank for experts.
+    """
+    from vllm.lora.peft_helper import PEFTHelper
+
+    ignored = {"alpha_pattern"} | ({"use_rslora"} if experts else set())
+    return hasattr(PEFTHelper, "get_rank_and_scaling") or not ignored & options.keys()
+
+
 def load_for_step(lora: Any, request: Any) -> dict[str, torch.Tensor]:
     """Activate `request` alone, all slots soiled before; returns what its slot then holds.
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lorafleet.digest import canonical_digest
 from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 
 from lorafleet_sidecar import index
 from lorafleet_sidecar.crashpoint import crash_at
+from lorafleet_sidecar.fingerprints import tensor_fingerprint
 from lorafleet_sidecar.paths import CONFIG, REVISION, REVISIONS, hex_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from lorafleet_sidecar.allocator import Extent
     from lorafleet_sidecar.arena import Arena
+    from lorafleet_sidecar.fingerprints import Scaling
 
 
 IDENTITY = "AdapterIsIdentity"
@@ -40,10 +42,19 @@ def clear(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
         _zero(image[head + layout.data_bytes :])  # nothing of the extent's last owner stays
 
 
-def seal(arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor) -> str:
-    """Return the canonical digest of a complete image.
+class Seal(NamedTuple):
+    """What a complete image is known by: its digest, and what the engine proves its slots with."""
 
-    Blocks; hashes the packed tensors in the threads of `hashing`.
+    digest: str
+    proofs: dict[str, tuple[int, int]]  # module -> fingerprints of A and of the scaled B
+
+
+def seal(
+    arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor
+) -> Seal:
+    """Return the digest and the fingerprints of a complete image.
+
+    Blocks; reads the packed tensors in the threads of `hashing`.
     """
     head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
     with (
@@ -52,15 +63,17 @@ def seal(arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadP
     ):
         pending = {
             name: (
-                hashing.submit(_hash, data, module.a, size),
-                hashing.submit(_hash, data, module.b, size),
+                hashing.submit(_read, data, module.a, size, layout.dtype, 1.0),
+                hashing.submit(_read, data, module.b, size, layout.dtype, module.scaling),
             )
             for name, module in layout.modules.items()
         }
-        hashes = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
+        read = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
+    hashes = {name: (a[0], b[0]) for name, (a, b) in read.items()}
+    proofs = {name: (a[1], b[1]) for name, (a, b) in read.items()}
     digest = canonical_digest(layout.dtype, layout.modules, hashes)
     crash_at("stage.verified")
-    return digest
+    return Seal(digest, proofs)
 
 
 def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
@@ -80,26 +93,30 @@ def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
     return True
 
 
-def write_revision(volume: Path, digest: str, extent: Extent, layout: CanonicalLayout) -> None:
+def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLayout) -> None:
     """Write `revisions/<hex>/`; the directory appears whole. It counts once the index says so."""
-    target = volume / REVISIONS / hex_of(digest)
+    target = volume / REVISIONS / hex_of(seal.digest)
     partial = target.with_name(f".{target.name}.partial")
     for leftover in (partial, target):
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(mode=0o755, parents=True)
     partial.chmod(0o755)  # whatever the umask: the engine may run as another user
     index.write_durably(partial / CONFIG, layout.config_json)
-    text = json.dumps(layout.revision_json(digest, extent.offset, extent.size))
+    content = layout.revision_json(seal.digest, extent.offset, extent.size, seal.proofs)
+    text = json.dumps(content)
     index.write_durably(partial / REVISION, text.encode())
     partial.rename(target)
     index.sync_directory(target.parent)
     crash_at("stage.revision_written")
 
 
-def _hash(data: memoryview, tensor: PackedTensor, itemsize: int) -> str:
+def _read(
+    data: memoryview, tensor: PackedTensor, itemsize: int, dtype: str, scaling: Scaling
+) -> tuple[str, int]:
     end = tensor.offset + math.prod(tensor.shape) * itemsize
     with data[tensor.offset : end] as packed:
-        return hashlib.sha256(packed).hexdigest()
+        fingerprint = tensor_fingerprint(packed, tensor.shape, dtype, scaling)
+        return hashlib.sha256(packed).hexdigest(), fingerprint
 
 
 def _zero(view: memoryview) -> None:

@@ -80,6 +80,16 @@ class ControlSocket:
             raise EngineRejected("plugin loaded the revision but named no lora_int_id")
         return int(answer["lora_int_id"])
 
+    async def verify(self, lora_int_id: int) -> None:
+        """Have the workers prove that a loaded id is what was staged, bit by bit.
+
+        Raises EngineRejected with the first module that differs.
+        """
+        body = {"lora_int_id": lora_int_id}
+        answer = await self._call("POST", "/v1/verify", body, self._load_seconds)
+        if answer.get("verified") is not True:
+            raise EngineRejected("plugin neither verified nor refused the revision")
+
     async def publish(self, served_name: str, lora_int_id: int) -> int | None:
         """Point `served_name` at a loaded id in one assignment; return the previous id."""
         body = {"served_name": served_name, "lora_int_id": lora_int_id}

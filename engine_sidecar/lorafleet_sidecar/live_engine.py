@@ -93,14 +93,26 @@ class LiveEngine:
             self._desired.begin_load(target.digest, state.instance)
             lora_int_id = await self._control.load(name.served_name, target.digest, target.loader)
             crash_at("load.loaded")
-            pinned = False
+            pinned = verified = False
         else:
             lora_int_id, pinned = revision.lora_int_id, revision.pinned
+            verified = revision.verified
+        if not verified:
+            await self._verify(lora_int_id)
         if pinned != name.pinned:
             await self._control.pin(lora_int_id, pinned=name.pinned)
         if publish:
             await self._publish(name, target, lora_int_id, state)
         self._desired.settle_load(target.digest, proved=True)
+
+    async def _verify(self, lora_int_id: int) -> None:
+        """Prove the loaded revision; one that fails leaves the engine, so that it is loaded anew."""
+        try:
+            await self._control.verify(lora_int_id)
+        except EngineRejected:
+            await self._control.unload(lora_int_id)
+            raise
+        crash_at("load.verified")
 
     async def _publish(
         self, name: ServedName, target: Target, lora_int_id: int, state: EngineState

@@ -63,6 +63,7 @@ class EngineRevision:
     loader: str
     in_flight: int
     pinned: bool
+    verified: bool = False  # its slot was found to hold what was staged
 
     @classmethod
     def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
@@ -85,6 +86,7 @@ class EngineRevision:
             loader=loader,
             in_flight=int(raw["in_flight"]),
             pinned=bool(raw["pinned"]),
+            verified=bool(raw.get("verified", False)),
         )
 
 

@@ -247,9 +247,10 @@ class ActiveStaging:
         await run(self._gate.shut)
         extent, layout = self._entry.extent, plan.layout
         try:
-            digest: str = await run(
+            seal: commit.Seal = await run(
                 commit.seal, store.arena, extent, layout, self._stagings.hashing
             )
+            digest = seal.digest
             check_digest(plan, digest)
             identity = await run(commit.is_identity, store.arena, extent, layout)
         except AdapterRejected:
@@ -257,7 +258,7 @@ class ActiveStaging:
             raise
         # From here without a pause: two stagings of equal content must not cross.
         if store.find(digest) is None:
-            commit.write_revision(store.volume, digest, extent, layout)
+            commit.write_revision(store.volume, seal, extent, layout)
         revision = RevisionEntry(
             digest=digest,
             extent=extent,

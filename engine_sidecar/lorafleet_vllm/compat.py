@@ -20,6 +20,7 @@ BELOW = (0, 34)
 _WORKER = "vllm.lora.worker_manager"
 _MANAGER = "vllm.lora.model_manager"
 _MODELS = "vllm.entrypoints.openai.models.serving"
+_LINEAR = "vllm.model_executor.layers.linear"
 _ENGINE = "vllm.v1.engine.async_llm"
 
 
@@ -46,6 +47,7 @@ WORKER_SIDE = (
     Wanted(_MANAGER, "LoRAModelManager._add_adapter", ("lora",)),
     Wanted(_MANAGER, "LoRAModelManager.activate_adapter", ("lora_id",)),
     Wanted(_MANAGER, "LoRAModelManager.remove_adapter", ("adapter_id",)),
+    Wanted(_MANAGER, "LoRAModelManager._get_lora_layer_weights", ("lora_model", "module_name")),
     Wanted(_MANAGER, "LRUCacheLoRAModelManager.activate_adapter", ("lora_id",)),
     Wanted(_MANAGER, "LRUCacheLoRAModelManager.remove_oldest_adapter", ()),
     Wanted("vllm.lora.lora_model", "LoRAModel.__init__", ("lora_model_id", "rank", "loras")),
@@ -70,6 +72,10 @@ WORKER_SIDE = (
         "MergedColumnParallelLinearWithLoRA.expand_packed_lora",
         ("lora_a", "lora_b"),
     ),
+    # What the proof reads slots by.
+    Wanted("vllm.model_executor.models.utils", "WeightsMapper._map_name", ("key",)),
+    Wanted(_LINEAR, "QKVParallelLinear._get_shard_offset_mapping", ("loaded_shard_id",)),
+    Wanted(_LINEAR, "QKVParallelLinear._get_shard_size_mapping", ("loaded_shard_id",)),
 )
 
 API_SIDE = (

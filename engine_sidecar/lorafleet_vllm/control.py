@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
+from lorafleet_vllm.proof_check import Verdict
 from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
+_LAYERS_AT_A_TIME = 4  # of a proof, between two steps
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -38,6 +40,7 @@ class Loaded:
     loader: str
     request: Any  # vLLM's LoRARequest
     pinned: bool = False
+    verified: bool = False
 
 
 class Control:
@@ -53,7 +56,7 @@ class Control:
         self._compat = compat
         self.instance = secrets.token_hex(8)
         self._loaded: dict[int, Loaded] = {}
-        self._changing = asyncio.Lock()  # one load, pin or unload at a time
+        self._changing = asyncio.Lock()  # one load, pin, proof or unload at a time
 
     @property
     def _names(self) -> ServedNames:
@@ -111,6 +114,7 @@ class Control:
                     "path": loaded.request.lora_path,
                     "in_flight": self.in_flight(lora_int_id),
                     "pinned": loaded.pinned,
+                    "verified": loaded.verified,
                 }
                 for lora_int_id, loaded in self._loaded.items()
             },
@@ -133,9 +137,9 @@ class Control:
         answers: list[Any] = await self._engine.collective_rpc(method, args=args)
         return answers
 
-    async def _read_workers(self, method: str) -> list[dict[str, Any]]:
+    async def _read_workers(self, method: str, *args: Any) -> list[dict[str, Any]]:
         """Return what each worker answers; from then on the handshake knows if one is not live."""
-        answers = [json.loads(text) for text in await self._ask(method)]
+        answers = [json.loads(text) for text in await self._ask(method, *args)]
         for rank, answer in enumerate(answers):
             if "inactive" in answer:
                 self._compat = f"worker {rank}: {answer['inactive']}"
@@ -199,6 +203,44 @@ class Control:
             await self._engine.remove_lora(lora_int_id)
         except Exception as error:
             _log.warning("lorafleet: adapter %d was not removed: %s", lora_int_id, error)
+
+    async def verify(self, lora_int_id: int) -> dict[str, Any]:
+        """Compare what every worker's slot holds of the revision with what was staged.
+
+        Steps run between the layers. Raises Refused with the first module that differs.
+        """
+        self._check_live()
+        loaded = self._get(lora_int_id)
+        start = time.perf_counter()
+        async with self._changing:
+            loaded.verified = False
+            modules, line = await self._judge(loaded)
+            if line:
+                raise Refused(f"adapter {loaded.request.lora_name}: {line}")
+            loaded.verified = True
+        return {"verified": True, "modules": modules, "seconds": time.perf_counter() - start}
+
+    async def _judge(self, loaded: Loaded) -> tuple[int, str]:
+        hex_digest = loaded.digest.removeprefix("sha256:")
+        file = self._volume.revision_directory(hex_digest) / "revision.json"
+        try:
+            verdict = await asyncio.to_thread(Verdict, file)
+        except (OSError, ValueError, KeyError) as error:
+            return 0, f"revision.json cannot be read: {error}"
+        layers, position = 1, 0
+        await self._engine.add_lora(loaded.request)  # it may have been evicted
+        while position < layers and not verdict.line:
+            span = (loaded.request.lora_int_id, position, position + _LAYERS_AT_A_TIME)
+            evidence = await self._read_workers("lorafleet_evidence", *span)
+            refused = next((each["error"] for each in evidence if "error" in each), "")
+            if refused:
+                return 0, refused
+            verdict.add(evidence)
+            layers = max(each["layers"] for each in evidence)
+            position += _LAYERS_AT_A_TIME
+        if not verdict.line:
+            verdict.finish()
+        return verdict.modules, verdict.line
 
     def publish(self, served_name: str, lora_int_id: int) -> dict[str, Any]:
         """Let `served_name` mean the revision from the next look-up on."""

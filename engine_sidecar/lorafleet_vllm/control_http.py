@@ -42,6 +42,9 @@ def application(control: Control) -> Starlette:
         text = (_text(body, key) for key in ("served_name", "digest", "loader"))
         return await control.load(*text)
 
+    async def verify(body: Body) -> Body:
+        return await control.verify(_number(body, "lora_int_id"))
+
     async def publish(body: Body) -> Body:
         return control.publish(_text(body, "served_name"), _number(body, "lora_int_id"))
 
@@ -59,6 +62,7 @@ def application(control: Control) -> Starlette:
     reads = {"handshake": handshake, "profile": profile, "state": state}
     writes = {
         "load": load,
+        "verify": verify,
         "publish": publish,
         "unpublish": unpublish,
         "pin": pin,

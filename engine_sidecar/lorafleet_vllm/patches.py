@@ -75,6 +75,7 @@ def _patch_workers() -> None:
         worker_calls.lorafleet_stats,
         worker_calls.lorafleet_profile,
         worker_calls.lorafleet_pin,
+        worker_calls.lorafleet_evidence,
     ):
         setattr(WorkerBase, call.__name__, call)
 

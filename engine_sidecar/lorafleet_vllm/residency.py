@@ -220,6 +220,12 @@ class Residency:
             if event is not None:
                 torch.cuda.current_stream(self.device).wait_event(event)
 
+    def wait_for_slot(self, lora_int_id: int) -> None:
+        """Make the device wait for a slot that is still being filled, before it reads it."""
+        event = self._due.get(lora_int_id)
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
     def _undo(self, lora_int_id: int) -> None:
         manager = self.manager
         index = None

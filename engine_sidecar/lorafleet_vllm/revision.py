@@ -23,7 +23,10 @@ class Extent:
 
 @dataclass(frozen=True)
 class ModuleTensors:
-    """The pair of one module; `scaling` holds one number, or one for each expert."""
+    """The pair of one module; `scaling` holds one number, or one for each expert.
+
+    `proof` holds the fingerprints of A and of the scaled B, empty where the sidecar wrote none.
+    """
 
     name: str
     kind: ModuleKind
@@ -31,6 +34,7 @@ class ModuleTensors:
     scaling: tuple[float, ...]
     a: Extent
     b: Extent
+    proof: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def _module(name: str, entry: dict[str, Any]) -> ModuleTensors:
         scaling=tuple(map(float, scaling)) if isinstance(scaling, list) else (float(scaling),),
         a=_extent(entry["a"]),
         b=_extent(entry["b"]),
+        proof=(entry["proof"]["a"], entry["proof"]["b"]) if "proof" in entry else ("", ""),
     )
 
 

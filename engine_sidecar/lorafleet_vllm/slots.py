@@ -59,12 +59,12 @@ class SlotWriter:
     def write(self, plan: SlotPlan, index: int) -> torch.cuda.Event | None:
         """Write `plan` into slot `index`; the event is due before the slot may be read."""
         if self._stream is None:
-            _write(plan, index)
+            write_plan(plan, index)
             return None
         # Steps that were launched before may still read what the slot held until now.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            _write(plan, index)
+            write_plan(plan, index)
             self._last = torch.cuda.Event()
             self._last.record(self._stream)
         return self._last
@@ -76,7 +76,8 @@ class SlotWriter:
             self._last = None
 
 
-def _write(plan: SlotPlan, index: int) -> None:
+def write_plan(plan: SlotPlan, index: int) -> None:
+    """Write `plan` into slot `index`, on the current stream."""
     for fill in plan.fills:
         slot = fill.slots[index]
         for rows, cols in fill.zeros:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lorafleet.errors import EngineRejected
+
+from lorafleet_vllm.proof import evidence
 from lorafleet_vllm.residency import Residency
 from lorafleet_vllm.worker_profile import read_profile
 
@@ -37,6 +40,17 @@ def lorafleet_pin(worker: Any, lora_int_id: int, pinned: bool) -> str:
     if residency is not None:
         residency.pin(lora_int_id, pinned)
     return "{}"
+
+
+def lorafleet_evidence(worker: Any, lora_int_id: int, start: int, stop: int) -> str:
+    """Return the fingerprints of what layers [start, stop) hold of an adapter, or `error`."""
+    residency = residency_of(worker)
+    if residency is None:
+        return json.dumps({"inactive": _reason(worker)})
+    try:
+        return json.dumps(evidence(residency, lora_int_id, start, stop))
+    except EngineRejected as error:
+        return json.dumps({"error": str(error)})
 
 
 def residency_of(worker: Any) -> Residency | None:

@@ -15,6 +15,7 @@ from lorafleet.canonical_config import canonical_config
 from lorafleet.chunk_plan import chunk_plan
 from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
 from lorafleet.errors import AdapterRejected, InvalidAdapter
+from lorafleet.fingerprint import to_text
 from lorafleet.header import SafetensorsHeader, render_header
 from lorafleet.keys import read_keys
 from lorafleet.module_checks import TOWER, Facts, dropped, without_towers
@@ -25,7 +26,7 @@ from lorafleet.preflight import check_keys, check_modules, warnings
 from lorafleet.quoting import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lorafleet.factors import Pair
     from lorafleet.peft_config import AdapterConfig
@@ -68,8 +69,17 @@ class CanonicalLayout:
         """
         return self.moves.copies(begin, end)
 
-    def revision_json(self, digest: str, extent_offset: int, extent_bytes: int) -> dict[str, Any]:
-        """Return `revision.json` of docs/architecture.md for an extent in the arena."""
+    def revision_json(
+        self,
+        digest: str,
+        extent_offset: int,
+        extent_bytes: int,
+        proofs: Mapping[str, tuple[int, int]],
+    ) -> dict[str, Any]:
+        """Return `revision.json` of docs/architecture.md for an extent in the arena.
+
+        `proofs` maps each module to the fingerprints of A and of the scaled B.
+        """
         return {
             "format": 1,
             "digest": digest,
@@ -86,6 +96,7 @@ class CanonicalLayout:
                     "scaling": _listed(module.scaling),
                     "a": {"offset": module.a.offset, "shape": list(module.a.shape)},
                     "b": {"offset": module.b.offset, "shape": list(module.b.shape)},
+                    "proof": dict(zip("ab", map(to_text, proofs[name]), strict=True)),
                 }
                 for name, module in self.modules.items()
             },

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-SWITCH = ["load.held", "load.loaded", "switch.published", "switch.probed"]
+SWITCH = ["load.held", "load.loaded", "load.verified", "switch.published", "switch.probed"]
 SWITCH += ["switch.unloaded_previous"]
 UNLOAD = ["unload.unpublished", "unload.unloaded"]
 NAME = "team-a/sql"

@@ -57,6 +57,19 @@ async def test_what_an_engine_lost_in_a_restart_comes_back_without_anybody(rig: 
     assert rig.engine.revisions[rig.engine.served["team-b/chat"]].pinned
 
 
+async def test_what_comes_back_wrong_after_a_restart_is_not_served(rig: Rig) -> None:
+    one, two = rig.put(1), rig.put(2, "team-b/chat")
+    await rig.load(one)
+    await rig.load(two, "team-b/chat")
+    rig.engine.behaviour.wrong[one] = "model.layers.0.mlp.gate_proj: it is that of up_proj"
+    await rig.engine.kill()
+    await rig.engine.start()
+    await served(rig, "team-b/chat", two)
+    await until(lambda: rig.sidecar.agent.counters.operations["restore", "EngineRejected"] == 1)
+    assert "team-a/sql" not in rig.engine.served
+    assert [each.digest for each in rig.engine.revisions.values()] == [two]
+
+
 async def test_a_call_while_the_engine_is_away_says_so(rig: Rig) -> None:
     digest = rig.put(1)
     await rig.engine.kill()
@@ -138,7 +151,9 @@ async def test_a_stray_revision_is_unloaded_once_nothing_runs_on_it(rig: Rig) ->
     await until(lambda: len(rig.engine.revisions) == 1)
 
 
-@pytest.mark.parametrize("step", ["/v1/load", "/v1/publish", "/v1/completions", "/v1/unload"])
+@pytest.mark.parametrize(
+    "step", ["/v1/load", "/v1/verify", "/v1/publish", "/v1/completions", "/v1/unload"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_an_engine_killed_at_any_step_of_a_switch_ends_up_on_the_new_revision(
     rig: Rig, step: str, when: str

@@ -132,6 +132,24 @@ async def test_a_refused_second_revision_leaves_the_first_untouched(rig: Rig) ->
     assert [each.digest for each in rig.engine.revisions.values()] == [one]
 
 
+async def test_a_slot_that_is_not_what_was_staged_is_never_published(rig: Rig) -> None:
+    one, two = rig.put(1), rig.put(2)
+    line = "model.layers.0.mlp.gate_proj: lora_A in the engine's slot is not what was staged"
+    rig.engine.behaviour.wrong = {one: line, two: line}
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await rig.load(one)
+    assert reason(failure.value) == "EngineRejected"
+    assert failure.value.details() == f"adapter team-a/sql: {line}"
+    assert (rig.engine.served, rig.engine.revisions) == ({}, {})
+    del rig.engine.behaviour.wrong[one]
+    await rig.load(one)
+    with pytest.raises(grpc.aio.AioRpcError, match="is not what was staged"):
+        await rig.load(two)
+    assert await rig.answer("team-a/sql") == one[7:19]
+    assert [each.digest for each in rig.engine.revisions.values()] == [one]
+    assert [each.verified for each in rig.engine.revisions.values()] == [True]
+
+
 @pytest.mark.parametrize("misfortune", ["not listed in /v1/models", "answers no token"])
 async def test_a_revision_that_does_not_prove_itself_is_switched_back(
     rig: Rig, misfortune: str

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tiny_models
 import torch
-from plugin_requests import load_for_step, ours, stock
+from plugin_requests import load_for_step, ours, stock, stock_is_right
+from slot_judge import judge
 from slot_probe import differing, stacked
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ def stage(engine: Any, name: str, **options: Any) -> tuple[Any, str]:
 @pytest.mark.parametrize("name", EXPERTS)
 def test_expert_slots_of_direct_device_and_stock_are_equal(engine: Any, name: str) -> None:
     adapter, digest = stage(engine, name, **EXPERTS[name])
-    expected = load_for_step(engine.lora, stock(1, adapter))
+    right = stock_is_right(EXPERTS[name], experts=True)
+    reference = stock(1, adapter) if right else ours(engine.arena.volume, 1, digest)
+    expected = load_for_step(engine.lora, reference)
     engine.lora.remove_adapter(1)
     for lora_int_id, loader in ((2, "direct"), (3, "device")):
         request = ours(engine.arena.volume, lora_int_id, digest, loader)
         found = load_for_step(engine.lora, request)
         assert differing(found, expected) == [], loader
+        assert judge(engine, lora_int_id, digest) == "", loader
         engine.lora.remove_adapter(lora_int_id)
 
 
@@ -265,3 +269,108 @@ def test_shared_outer_buffers_take_only_equal_experts(engine: Any) -> None:
         [w1.b * 2.5, w2.b[:1] * 2.5, w3.b * 2.5],
     )
     assert differing(found, expected) == []
+
+
+# -- proof ---------------------------------------------------------------------------------------
+
+
+def experts_of(engine: Any) -> Any:
+    return engine.manager.modules["model.layers.1.mlp.experts"]
+
+
+@pytest.mark.parametrize("loader", ["direct", "device"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_right_experts_are_proved(engine: Any, name: str, loader: str) -> None:
+    _, digest = stage(engine, name, **EXPERTS[name])
+    engine.lora.add_adapter(ours(engine.arena.volume, 1, digest, loader))
+    assert judge(engine, 1, digest) == ""
+    for other in (2, 3):
+        load_for_step(engine.lora, ours(engine.arena.volume, other, digest))
+    engine.manager.deactivate_adapter(1)
+    assert judge(engine, 1, digest) == ""  # from a scratch
+
+
+Slot = dict[str, torch.Tensor]
+WRONG_EXPERTS: dict[str, tuple[Any, str]] = {
+    "an expert transposed": (
+        lambda s: s["w2_a"][3].copy_(s["w2_a"][3].mT.reshape(s["w2_a"][3].shape)),
+        "down_proj: lora_A",
+    ),
+    "two experts exchanged": (
+        lambda s: s["w13_b1"][2:4].copy_(s["w13_b1"][2:4].flip(0)),
+        "up_proj: lora_B",
+    ),
+    "an expert scaled twice": (lambda s: s["w13_b0"][5].mul_(4), "gate_proj: lora_B"),
+    "gate and up exchanged": (
+        lambda s: [s[f"w13_{x}0"].copy_(s[f"w13_{x}1"]) for x in "ab"],
+        "gate_proj: lora_A in the engine's slot is not what was staged: it is that of model",
+    ),
+    "the last expert missing": (lambda s: s["w13_a0"][-1].zero_(), "gate_proj: lora_A"),
+    "switched off": (
+        lambda s: s["enabled"].zero_(),
+        "gate_proj: the experts' adapter is switched off (rank 0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_EXPERTS)
+def test_wrong_experts_are_caught(engine: Any, name: str) -> None:
+    _, digest = stage(engine, "every expert", rank=4, alpha=16)
+    engine.lora.add_adapter(ours(engine.arena.volume, 1, digest))
+    index = engine.manager.lora_index_to_id.index(1)
+    layer = experts_of(engine)
+    slot: Slot = {"enabled": layer.adapter_enabled[index : index + 1]}
+    slot["w2_a"] = layer.w2_lora_a_stacked[0][index]
+    for part in (0, 1):
+        slot[f"w13_a{part}"] = layer.w13_lora_a_stacked[part][index]
+        slot[f"w13_b{part}"] = layer.w13_lora_b_stacked[part][index]
+    spoil, message = WRONG_EXPERTS[name]
+    with torch.inference_mode():
+        spoil(slot)
+    line = judge(engine, 1, digest)
+    assert line.startswith(f"model.layers.1.mlp.experts.{message}")
+
+
+def shares(layer: Any, fills: Any, pairs: Any, fused: Any) -> Any:
+    """Write `fills` into slot 1 of `layer`; yield (pair, side, place, fingerprint) as it is read."""
+    from lorafleet_vllm.fingerprints import part_fingerprint
+    from lorafleet_vllm.slot_reader import expert_parts
+
+    written(fills, layer)
+    for pair, projection in zip(pairs, ("gate_proj", "down_proj", "up_proj"), strict=True):
+        for part in expert_parts(layer, 1, projection, fused):
+            rows = pair.a.shape[1] if part.side == "a" else pair.b.shape[1]
+            number = int(part_fingerprint(part.values, part.first, rows))
+            yield pair, part.side, (part.first, tuple(part.values.shape)), number
+
+
+@pytest.mark.parametrize("layout", ["tensor parallel", "expert parallel", "fused", "fused, shared"])
+@pytest.mark.parametrize("base_model", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def test_the_ranks_shares_of_experts_add_up(engine: Any, layout: str, base_model: str) -> None:
+    from dataclasses import replace
+
+    from lorafleet_vllm import slot_plan_moe
+    from lorafleet_vllm.fingerprints import part_fingerprint
+    from lorafleet_vllm.slot_reader import Fused
+    from vllm.lora.layers import FusedMoE3DWithLoRA
+
+    gate, down, up = pairs_of(8, split_sizes(), rank=4)
+    if layout == "fused, shared":
+        up = replace(up, a=gate.a.clone())
+    pairs, live = [gate, down, up], experts_of(engine)
+    fused = Fused(shared=layout != "fused", gate_rank=4)
+    found: dict[tuple[str, str], dict[Any, int]] = {}
+    for rank in (0, 1) if "parallel" in layout else (0,):
+        if layout == "tensor parallel":
+            layer = resized(live, tp_size=2, tp_rank=rank)
+        elif layout == "expert parallel":
+            layer = resized(live, experts=4, ep_rank=rank)
+        else:
+            layer = resized(live, FusedMoE3DWithLoRA, base_model=base_model)
+        plan = slot_plan_moe.split if "parallel" in layout else slot_plan_moe.fused
+        for pair, side, place, number in shares(layer, plan(layer, pairs), pairs, fused):
+            assert found.setdefault((pair.name, side), {}).setdefault(place, number) == number
+    for pair in pairs:
+        for side, tensor in (("a", pair.a), ("b", pair.b * 2.5)):
+            whole = int(part_fingerprint(tensor, (0, 0, 0), tensor.shape[1]))
+            assert sum(found[pair.name, side].values()) % 2**64 == whole % 2**64, (pair.name, side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +243,47 @@ def test_clients_see_served_names_only(
     )
     assert answer.json()["model"] == "t/a"
     server.api.post("/v1/unload_lora_adapter", json={"lora_name": "plain"})
+
+
+@pytest.mark.parametrize("loader", ["direct", "device"])
+def test_a_revision_is_verified_with_or_without_a_slot(
+    server: EngineServer, digests: dict[str, str], loader: str
+) -> None:
+    before = server.read("state")["workers"][0]["slot_evictions"]
+    ids = []
+    for name in ("a", "b", "c"):  # max_loras is 2: the last has no slot
+        body = {"served_name": f"t/{name}", "digest": digests[name], "loader": loader}
+        ids.append(server.ask("load", **body)["lora_int_id"])
+        answer = server.ask("verify", lora_int_id=ids[-1])
+        assert (answer["verified"], answer["modules"]) == (True, 14)
+    state = server.read("state")
+    assert [state["revisions"][str(each)]["verified"] for each in ids] == [True] * 3
+    assert state["workers"][0]["slot_evictions"] == before
+    assert server.control.post("/v1/verify", json={"lora_int_id": 999}).status_code == 404
+
+
+def test_a_slot_that_differs_from_the_image_is_told_in_one_line(
+    server: EngineServer, digests: dict[str, str]
+) -> None:
+    lora_int_id = server.ask("load", served_name="t/a", digest=digests["a"], loader="direct")[
+        "lora_int_id"
+    ]
+    folder = server.volume / "revisions" / digests["a"].removeprefix("sha256:")
+    whole = (folder / "revision.json").read_text()
+    content = json.loads(whole)
+    gate, up = (content["modules"][f"model.layers.1.mlp.{p}_proj"] for p in ("gate", "up"))
+    gate["proof"], up["proof"] = up["proof"], gate["proof"]
+    try:
+        (folder / "revision.json").write_text(json.dumps(content))
+        refused = server.control.post("/v1/verify", json={"lora_int_id": lora_int_id})
+    finally:
+        (folder / "revision.json").write_text(whole)
+    assert refused.status_code == 409
+    assert refused.json()["error"] == (
+        f"adapter t/a@{digests['a'][7:19]}: model.layers.1.mlp.gate_proj: lora_A in the engine's "
+        "slot is not what was staged: it is that of model.layers.1.mlp.up_proj"
+    )
+    assert not server.read("state")["revisions"][str(lora_int_id)]["verified"]
 
 
 def test_names_that_are_taken_are_refused(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiny_models
-from plugin_requests import load_for_step, ours, stock
+from plugin_requests import load_for_step, ours, stock, stock_is_right
+from slot_judge import judge
 from slot_probe import differing, snapshot, soil
 
 if TYPE_CHECKING:
@@ -66,11 +67,13 @@ def request(engine: Any, lora_int_id: int, digest: str, loader: str = "direct") 
 def test_slots_of_direct_device_and_stock_are_equal_bit_by_bit(engine: Any, name: str) -> None:
     adapter = make(engine.folder, name)
     digest = engine.arena.add(adapter)
-    expected = load(engine, stock(1, adapter))
+    reference = stock(1, adapter) if stock_is_right(ADAPTERS[name]) else request(engine, 1, digest)
+    expected = load(engine, reference)
     engine.lora.remove_adapter(1)
     for lora_int_id, loader in ((2, "direct"), (3, "device")):
         found = load(engine, request(engine, lora_int_id, digest, loader))
         assert differing(found, expected) == [], loader
+        assert judge(engine, lora_int_id, digest) == "", loader
         engine.lora.remove_adapter(lora_int_id)
     assert engine.manager.lora_index_to_id == [None, None]
 
@@ -97,7 +100,7 @@ def test_a_load_that_fails_halfway_leaves_every_other_slot_and_id(engine: Any) -
     served = request(engine, 1, engine.arena.add(first))
     engine.lora.add_adapter(served)
     before = snapshot(engine.manager, slot_of(engine, 1))
-    second = make(engine.folder, "patterns per layer", seed=2)
+    second = make(engine.folder, "scaling one", seed=2)
     digest = engine.arena.add(second)
     layer = engine.manager.modules["model.layers.1.self_attn.o_proj"]
     whole = layer.lora_b_stacked

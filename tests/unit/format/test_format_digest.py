@@ -73,7 +73,8 @@ def test_order_names_and_source_dtype_do_not_matter_but_values_and_scaling_do() 
 def test_the_revision_file_has_the_documented_fields() -> None:
     adapter = source(pair("model.layers.0.self_attn.q_proj", 4, 256, 256), config_text())
     layout = plan(adapter, profile("qwen3-dense"))
-    revision = layout.revision_json("sha256:ab", 2 << 20, 4 << 20)
+    proofs = {"model.layers.0.self_attn.q_proj": (255, (1 << 64) - 1)}
+    revision = layout.revision_json("sha256:ab", 2 << 20, 4 << 20, proofs)
     assert json.loads(json.dumps(revision)) == {
         "format": 1,
         "digest": "sha256:ab",
@@ -90,6 +91,7 @@ def test_the_revision_file_has_the_documented_fields() -> None:
                 "scaling": 2.0,
                 "a": {"offset": 0, "shape": [4, 256]},
                 "b": {"offset": 2048, "shape": [256, 4]},
+                "proof": {"a": "00000000000000ff", "b": "ffffffffffffffff"},
             }
         },
     }

@@ -35,7 +35,7 @@ def arena(volume: Path) -> Iterator[Arena]:
 
 def staged(
     volume: Path, arena: Arena, adapter: SourceAdapter, profile: EngineProfile
-) -> tuple[StagingPlan, str]:
+) -> tuple[StagingPlan, commit.Seal]:
     raw = adapter.manifest().SerializeToString()
     plan = StagingPlan.make(raw, profile, 1 << 30)
     directory = StagingDirectory.create(volume, "0" * 32, EXTENT, plan, profile)
@@ -137,11 +137,11 @@ def test_experts_that_the_source_lacks_are_zeros(volume: Path, arena: Arena) -> 
 def test_the_revisions_files_are_readable_by_another_user_and_appear_whole(
     volume: Path, arena: Arena
 ) -> None:
-    plan, digest = staged(volume, arena, source_adapter(1), engine_profile())
-    leftover = volume / "revisions" / digest.removeprefix("sha256:")
+    plan, seal = staged(volume, arena, source_adapter(1), engine_profile())
+    leftover = volume / "revisions" / seal.digest.removeprefix("sha256:")
     leftover.mkdir(parents=True)
     (leftover / "old").write_text("of a commit that was killed")
-    commit.write_revision(volume, digest, EXTENT, plan.layout)
+    commit.write_revision(volume, seal, EXTENT, plan.layout)
     assert [path.name for path in leftover.parent.iterdir()] == [leftover.name]
     assert sorted(path.name for path in leftover.iterdir()) == [
         "adapter_config.json",
@@ -150,7 +150,7 @@ def test_the_revisions_files_are_readable_by_another_user_and_appear_whole(
     assert {path.stat().st_mode & 0o777 for path in leftover.iterdir()} == {0o644}
     assert leftover.stat().st_mode & 0o777 == 0o755
     facts = json.loads((leftover / "revision.json").read_bytes())
-    assert facts["digest"] == digest
+    assert facts["digest"] == seal.digest
     assert facts["extent_offset"] == EXTENT.offset
     assert facts["data_offset"] == EXTENT.offset + len(plan.layout.image_header)
 
