@@ -126,6 +126,25 @@ async def test_another_etag_midway_is_noticed(
     await source.aclose()
 
 
+@pytest.mark.parametrize(
+    "lie", [{}, {"etag": None, "last_modified": "Sun, 29 Nov 2026 10:00:00 GMT"}]
+)
+async def test_two_adapters_of_one_shape_and_one_second_are_told_apart(
+    server: LyingServer, lie: dict[str, Any]
+) -> None:
+    """Many servers make the ETag of size and time: it is then the same for both."""
+    vars(server).update(lie)
+    for name, content in adapter(elements=1 << 18, seed=2).items():
+        server.files[f"/chat/{name}"] = content
+    found = []
+    for path in ("/sql", "/chat", "/sql?adapter=a", "/sql?adapter=b"):
+        source = opened(server, path)
+        found.append(await source.resolve())
+        await source.aclose()
+    assert len({each.header_bytes for each in found}) == 1
+    assert len({each.fingerprint for each in found}) == 4
+
+
 async def test_other_content_under_no_validator_is_noticed(server: LyingServer) -> None:
     server.etag = None
     source = opened(server)

@@ -33,8 +33,11 @@ async def resolve(
     *,
     allow_pickle: bool,
     weights_name: str = WEIGHTS,
+    query: str = "",
 ) -> ResolvedAdapter:
     """Return the adapter that the tree holds now.
+
+    `query` is what the address says beside `tree.uri`; it is hashed and shown to nobody.
 
     Raises `SourceNotFound` naming the missing file, `InvalidAdapter` if the files cannot be an
     adapter, `TooLarge` above a limit, and what the provider raises.
@@ -54,7 +57,7 @@ async def resolve(
     if any(file.linked for file in files):
         normalized += ("links followed, plain files staged",)
     return ResolvedAdapter(
-        fingerprint=_fingerprint(files, weights.header_bytes, config_bytes),
+        fingerprint=_fingerprint([tree.uri, query], files, weights.header_bytes, config_bytes),
         header_bytes=weights.header_bytes,
         config_bytes=config_bytes,
         data_bytes=weights.data_bytes,
@@ -89,8 +92,13 @@ async def _find_weights(
     raise SourceNotFound(f"no {wanted} in {tree.uri}")
 
 
-def _fingerprint(files: Sequence[Blob], header_bytes: bytes, config_bytes: bytes) -> str:
+def _fingerprint(
+    place: Sequence[str], files: Sequence[Blob], header_bytes: bytes, config_bytes: bytes
+) -> str:
+    # An ETag or a date tells apart versions of one file, not files: two adapters of one shape that
+    # were uploaded in the same second have equal ones at many servers.
     parts = {
+        "place": place,
         "files": [[file.name, file.size, file.identity] for file in files],
         "header": hashlib.sha256(header_bytes).hexdigest(),
         "config": hashlib.sha256(config_bytes).hexdigest(),

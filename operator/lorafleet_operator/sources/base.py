@@ -80,7 +80,7 @@ class ResolvedAdapter:
     """
 
     fingerprint: str
-    """sha256 hex over the identity of the files, the header and the config."""
+    """sha256 hex over the address, the identity of the files, the header and the config."""
     header_bytes: bytes
     """JSON of the safetensors header, without the length prefix."""
     config_bytes: bytes

@@ -58,6 +58,7 @@ class HttpSource:
             self._settings,
             allow_pickle=self._allow_pickle,
             weights_name=self._weights,
+            query=self._query,
         )
 
     async def aclose(self) -> None:
