@@ -42,8 +42,8 @@ class Verdict:
     error: LorafleetError | None = None
 
 
-VerdictKey = tuple[str, bool, "EngineProfile"]
-"""Fingerprint, whether a base mismatch is allowed, and the profile."""
+VerdictKey = tuple[str, str, bool, "EngineProfile"]
+"""Adapter (its name is in the texts), fingerprint, whether a base mismatch is allowed, profile."""
 
 
 class Memory:

@@ -152,7 +152,7 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
         if not view.member or view.profile is None:
             continue
         # The fingerprint tells adapterName and dropUnmatched apart: see as_taken.
-        key = (facts.fingerprint, spec.allow_base_mismatch, view.profile)
+        key = (facts.key, facts.fingerprint, spec.allow_base_mismatch, view.profile)
         verdict = fleet.memory.verdict(key)
         if verdict is None:
             try:

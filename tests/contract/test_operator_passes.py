@@ -141,6 +141,18 @@ async def test_two_adapters_of_one_content_are_ready_after_one_pass_each(
         assert len(a.engine.loads) == 2
 
 
+async def test_of_two_adapters_with_one_source_each_is_refused_by_its_own_name(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        first = op.adapter("first", "d10-rank-over-max")
+        second = first.model_copy(update={"metadata": built("second").metadata})
+        for made in (first, second):
+            op.keep(made)
+            message = ready(await op.apply(made))[2]
+            assert message.startswith(f"adapter {made.key}: LoRA rank 16 is greater than")
+
+
 async def test_a_revision_that_one_engine_refuses_is_published_nowhere_and_taken_out_again(
     volume: Path, tmp_path: Path
 ) -> None:
