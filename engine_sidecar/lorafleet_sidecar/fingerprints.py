@@ -1,6 +1,6 @@
 """Fingerprints of packed tensors, computed from the image while it is hashed (numpy).
 
-What the number is: `lorafleet.fingerprint`. It takes less than half as long as SHA-256 does.
+What the number is: `lorafleet.fingerprint`. A takes half as long as its SHA-256, a scaled B as long.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import numpy as np
 from lorafleet import fingerprint as defined
 from lorafleet.dtypes import SAFETENSORS_NAMES
 
-from lorafleet_sidecar.convert import DTYPES, PIECE
+from lorafleet_sidecar.convert import DTYPES
 
 Array = np.ndarray[Any, Any]
 Scaling = float | tuple[float, ...]
+
+_PIECE = 1 << 15
+"""Values at a time: in a core's cache, and too few for BLAS to start threads of its own."""
 
 
 def tensor_fingerprint(
@@ -35,8 +38,8 @@ def tensor_fingerprint(
     words = columns * kind.itemsize // 2
     weights = _column_weights(words)
     sums = np.zeros(len(values), np.uint64)
-    rows = max(1, PIECE // columns)
-    step = min(columns, defined.EXACT_WORDS * 2 // kind.itemsize, PIECE)
+    rows = max(1, _PIECE // columns)
+    step = min(columns, defined.EXACT_WORDS * 2 // kind.itemsize, _PIECE)
     for row in range(0, len(values), rows):
         for column in range(0, columns, step):
             piece = values[row : row + rows, column : column + step]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
 _LAYERS_AT_A_TIME = 4  # of a proof, between two steps
+_TRIES = 3
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -227,12 +228,16 @@ class Control:
             verdict = await asyncio.to_thread(Verdict, file)
         except (OSError, ValueError, KeyError) as error:
             return 0, f"revision.json cannot be read: {error}"
-        layers, position = 1, 0
+        layers, position, again = 1, 0, _TRIES
         await self._engine.add_lora(loaded.request)  # it may have been evicted
         while position < layers and not verdict.line:
             span = (loaded.request.lora_int_id, position, position + _LAYERS_AT_A_TIME)
             evidence = await self._read_workers("lorafleet_evidence", *span)
             refused = next((each["error"] for each in evidence if "error" in each), "")
+            if refused and again:
+                again -= 1  # steps that ran in between may have evicted it
+                await self._engine.add_lora(loaded.request)
+                continue
             if refused:
                 return 0, refused
             verdict.add(evidence)

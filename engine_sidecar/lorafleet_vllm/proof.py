@@ -53,6 +53,7 @@ class _Module:
     name: str
     kind: ModuleKind
     shard: Any  # of a packed linear layer; None: all of the layer
+    part: int  # its position in the layer
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch's are
@@ -101,7 +102,7 @@ def _modules(residency: Residency) -> dict[str, list[_Module]]:
         wrapper = _wrapper(manager, name, target)
         unpacked = wrapper.rpartition(".")[2] == name.rpartition(".")[2]
         shard = None if unpacked else shard_of(manager.model, name)
-        found[wrapper].append(_Module(name, target.module.kind, shard))
+        found[wrapper].append(_Module(name, target.module.kind, shard, target.part))
     return found
 
 
@@ -120,7 +121,7 @@ def _parts(layer: Any, index: int, module: _Module, known: Known) -> Iterator[Pa
         experts, _, projection = module.name.rpartition(".")
         return expert_parts(layer, index, projection, _fused(known, experts))
     if isinstance(layer, BaseLinearLayerWithLoRA):
-        return linear_parts(layer, index, module.shard)
+        return linear_parts(layer, index, module.shard, module.part)
     return whole_parts(layer, index)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lorafleet.errors import EngineRejected
 from vllm.lora.layers import (
     FusedMoE3DWithLoRA,
     FusedMoEWithLoRA,
@@ -84,12 +85,25 @@ def shard_of(model: Any, name: str) -> Any:
     return _SHARDS.get(name.rpartition(".")[2])
 
 
-def linear_parts(layer: Any, index: int, shard: Any) -> Iterator[Part]:
-    """Yield where slot `index` of a linear layer holds the pair of one shard (None: all of it)."""
+def linear_parts(layer: Any, index: int, shard: Any, part: int = 0) -> Iterator[Part]:
+    """Yield where slot `index` of a linear layer holds the pair of one shard (None: all of it).
+
+    `shard` may be several: a tuple for rows one below the other, a list for copies of the same rows.
+    `part` is the module's position among the layer's, for a base layer whose shards vLLM names in a
+    way that is not known here; then, and only then, the proof trusts the order that the filling
+    trusts too. Raises EngineRejected where that says too little, with tensor parallelism.
+    """
     segments = _segments(layer.base_layer)
-    wanted = (
-        list(segments) if shard is None else shard if isinstance(shard, list | tuple) else [shard]
-    )
+    wanted = list(segments) if shard is None else [shard]
+    if isinstance(shard, list | tuple):
+        wanted = list(shard)
+    if any(key not in segments for key in wanted):
+        if layer.tp_size > 1 or part >= layer.n_slices:
+            kind = type(layer.base_layer).__name__
+            raise EngineRejected(f"shard {shard!r} of a {kind} cannot be read back")
+        start = sum(layer.output_slices[:part])
+        rows = layer.output_slices[part]
+        segments, wanted = {part: Segment(start, start + rows, 0, rows)}, [part]
     starts = [sum(layer.output_slices[:i]) for i in range(layer.n_slices)]
     full_rank = layer.lora_b_stacked[0].shape[-1]
     before = 0  # rows of the module in the shards that come first
@@ -108,7 +122,7 @@ def linear_parts(layer: Any, index: int, shard: Any) -> Iterator[Part]:
             if sharded and b.shape[1] < layer.base_layer.output_size:
                 row = layer.tp_rank * b.shape[1]
             yield Part("b", b[:, low - start : high - start], (0, row, 0))
-        before += segment.total
+        before += 0 if isinstance(shard, list) else segment.total
 
 
 def _segments(base: Any) -> dict[Any, Segment]:

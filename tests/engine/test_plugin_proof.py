@@ -245,3 +245,18 @@ def test_the_ranks_shares_add_up_to_the_whole(
         for side, tensor in (("a", each.a), ("b", each.b * 1.7)):
             whole = int(part_fingerprint(tensor.unsqueeze(0), (0, 0, 0), tensor.shape[0]))
             assert sum(found[each.name, side].values()) % 2**64 == whole % 2**64, (each.name, side)
+
+
+def test_a_layer_whose_shards_are_not_known_is_read_in_its_own_order(engine: Any) -> None:
+    from lorafleet.errors import EngineRejected
+    from lorafleet_vllm.slot_reader import linear_parts
+
+    layer = engine.manager.modules[f"{LAYER}.self_attn.qkv_proj"]
+    known = list(linear_parts(layer, 0, "v"))
+    other = list(linear_parts(layer, 0, "index_q", part=2))
+    assert [part.values.data_ptr() for part in other] == [p.values.data_ptr() for p in known]
+    assert [part.first for part in other] == [part.first for part in known]
+    with pytest.raises(
+        EngineRejected, match="shard 'index_q' of a QKVParallelLinear cannot be read"
+    ):
+        list(linear_parts(rank_of(layer, 2, 0), 0, "index_q", part=2))
