@@ -27,6 +27,7 @@ def live_modules(folder: str) -> list[dict[str, Any]]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.lora.model_manager import LoRAModelManager
     from vllm.model_executor.model_loader import get_model
+    from vllm.model_executor.model_loader.utils import get_model_architecture
 
     config = EngineArgs(
         model=folder,
@@ -43,10 +44,16 @@ def live_modules(folder: str) -> list[dict[str, Any]]:
         if not model_parallel_is_initialized():
             init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
             initialize_model_parallel(1, 1)
+        # A model writes into its class's table; the next one of the class must not find it.
+        cls = get_model_architecture(config.model_config)[0]
+        cls.packed_modules_mapping = dict(cls.packed_modules_mapping)
+        original = cls.packed_modules_mapping.copy()
         model = get_model(vllm_config=config)
         cpu = torch.device("cpu")
         manager = LoRAModelManager(model, 2, 64, 512, config.lora_config, cpu, config)
-        return [asdict(target.module) for target in read_targets(manager).values()]
+        found = [asdict(target.module) for target in read_targets(manager).values()]
+        cls.packed_modules_mapping = original
+        return found
 
 
 if __name__ == "__main__":

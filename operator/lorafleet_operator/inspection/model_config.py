@@ -129,7 +129,7 @@ class ModelConfig:
     def _dense(self, prefix: str, hidden: int, width: int) -> Iterator[LoraModule]:
         if self.architecture.fused:
             yield LoraModule(f"{prefix}.gate_up_proj", hidden, 2 * width)
-        else:
+        elif self._wraps_gate_up():
             yield LoraModule(f"{prefix}.gate_proj", hidden, width)
             yield LoraModule(f"{prefix}.up_proj", hidden, width)
         yield LoraModule(f"{prefix}.down_proj", width, hidden)
@@ -151,6 +151,13 @@ class ModelConfig:
             return bool(self.architecture.moe)
         step = self.size("decoder_sparse_step", 1)
         return layer not in (self.raw.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
+
+    def _wraps_gate_up(self) -> bool:
+        """Whether vLLM takes LoRA on a dense block's gate and up: in its Qwen-MoE only if the config
+        tells of such blocks; those that decoder_sparse_step alone leaves dense it overlooks."""
+        if self.architecture.moe != "mlp":
+            return True
+        return bool(self.raw.get("mlp_only_layers")) or bool(self._shared_width())
 
     def _shared_width(self) -> int:
         key = "shared_expert_intermediate_size"
