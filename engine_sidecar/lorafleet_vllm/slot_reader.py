@@ -39,6 +39,7 @@ _SHARDS: dict[str, Any] = {
     "up_proj": 1,
 }
 """What the usual names mean where the model has no mapper."""
+UNKNOWN = "?"
 _EXPERT_PARTS = {
     "gate_proj": "w1",
     "down_proj": "w2",
@@ -76,13 +77,13 @@ class Segment(NamedTuple):
 
 
 def shard_of(model: Any, name: str) -> Any:
-    """Return what part of its packed layer vLLM loads the weight `name` into, or None for all."""
+    """Return what part of its packed layer vLLM loads the weight `name` into, or UNKNOWN."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     stacked = getattr(mapper, "orig_to_new_stacked", None) or {}
     for pattern, (_, shard) in stacked.items():
         if pattern in f".{name}.weight":
             return shard
-    return _SHARDS.get(name.rpartition(".")[2])
+    return _SHARDS.get(name.rpartition(".")[2], UNKNOWN)
 
 
 def linear_parts(layer: Any, index: int, shard: Any, part: int = 0) -> Iterator[Part]:
@@ -97,7 +98,9 @@ def linear_parts(layer: Any, index: int, shard: Any, part: int = 0) -> Iterator[
     wanted = list(segments) if shard is None else [shard]
     if isinstance(shard, list | tuple):
         wanted = list(shard)
-    if any(key not in segments for key in wanted):
+    if any(key not in segments for key in wanted) and len(segments) == layer.n_slices:
+        wanted = [list(segments)[part]]
+    elif any(key not in segments for key in wanted):
         if layer.tp_size > 1 or part >= layer.n_slices:
             kind = type(layer.base_layer).__name__
             raise EngineRejected(f"shard {shard!r} of a {kind} cannot be read back")

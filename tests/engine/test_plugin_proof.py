@@ -249,14 +249,17 @@ def test_the_ranks_shares_add_up_to_the_whole(
 
 def test_a_layer_whose_shards_are_not_known_is_read_in_its_own_order(engine: Any) -> None:
     from lorafleet.errors import EngineRejected
-    from lorafleet_vllm.slot_reader import linear_parts
+    from lorafleet_vllm.slot_reader import UNKNOWN, linear_parts
 
     layer = engine.manager.modules[f"{LAYER}.self_attn.qkv_proj"]
-    known = list(linear_parts(layer, 0, "v"))
-    other = list(linear_parts(layer, 0, "index_q", part=2))
-    assert [part.values.data_ptr() for part in other] == [p.values.data_ptr() for p in known]
-    assert [part.first for part in other] == [part.first for part in known]
+    for mine in (layer, rank_of(layer, 2, 1)):
+        known = list(linear_parts(mine, 0, "v"))
+        found = list(linear_parts(mine, 0, UNKNOWN, part=2))
+        assert [p.values.data_ptr() for p in found] == [p.values.data_ptr() for p in known]
+        assert [p.first for p in found] == [p.first for p in known]
+    odd = rank_of(layer, 2, 0)
+    odd.n_slices = 2  # neither one buffer for each shard nor all in one
     with pytest.raises(
         EngineRejected, match="shard 'index_q' of a QKVParallelLinear cannot be read"
     ):
-        list(linear_parts(rank_of(layer, 2, 0), 0, "index_q", part=2))
+        list(linear_parts(odd, 0, "index_q", part=1))
