@@ -140,6 +140,7 @@ class ModelConfig:
         yield LoraModule(f"{prefix}.gate", hidden, experts)
         if self._shared_width():
             yield from self._dense(f"{prefix}.shared_expert", hidden, self._shared_width())
+        if kind.shared or self._shared_width():  # vLLM makes the gate also for no shared expert
             yield LoraModule(f"{prefix}.shared_expert_gate", hidden, 1)
         gate, up, down = (f"{prefix}.experts.{name}" for name in kind.projections)
         yield LoraModule(gate, hidden, width, ModuleKind.EXPERTS, experts)
