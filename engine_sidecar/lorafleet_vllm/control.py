@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,13 @@ from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from lorafleet_vllm.served_names import ServedNames
 
 _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
+_IDLE_SECONDS = 30.0  # how old the workers' memory figures may get while nothing happens
 _LAYERS_AT_A_TIME = 4  # of a proof, between two steps
 _TRIES = 3
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -44,6 +48,16 @@ class Loaded:
     verified: bool = False
 
 
+@dataclass(frozen=True)
+class Reports:
+    """What the workers said, and when: still true while no adapter was used or moved since."""
+
+    workers: list[dict[str, Any]]
+    lookups: int
+    quiet: bool  # nothing was in flight when they were asked
+    at: float
+
+
 class Control:
     """The API server's side of the plugin; `models` is vLLM's OpenAIServingModels.
 
@@ -58,6 +72,7 @@ class Control:
         self.instance = secrets.token_hex(8)
         self._loaded: dict[int, Loaded] = {}
         self._changing = asyncio.Lock()  # one load, pin, proof or unload at a time
+        self._reports: Reports | None = None
 
     @property
     def _names(self) -> ServedNames:
@@ -98,7 +113,7 @@ class Control:
     async def state(self) -> dict[str, Any]:
         """Return names, revisions with their requests in flight, and every worker's residency."""
         self._check_live()
-        workers = await self._read_workers("lorafleet_stats")
+        workers = await self._read_residency()
         return {
             "instance": self.instance,
             "served": {
@@ -121,6 +136,28 @@ class Control:
             },
             "workers": workers,
         }
+
+    async def _read_residency(self) -> list[dict[str, Any]]:
+        """Return the workers' reports; asks only when something may have moved since the last.
+
+        A worker that is asked spins for the next second in wait of more: asked each second, an
+        idle engine would burn a core.
+        """
+        now = time.monotonic()
+        lookups = self._names.lookups
+        quiet = not any(self.in_flight(lora_int_id) for lora_int_id in self._loaded)
+        known = self._reports
+        if (
+            known is not None
+            and known.quiet
+            and quiet
+            and known.lookups == lookups
+            and now - known.at < _IDLE_SECONDS
+        ):
+            return known.workers
+        workers = await self._read_workers("lorafleet_stats")
+        self._reports = Reports(workers, lookups, quiet, now)
+        return workers
 
     def in_flight(self, lora_int_id: int) -> int:
         """Return how many requests look up, wait for or run on the revision."""
@@ -167,11 +204,20 @@ class Control:
         if self._models.is_base_model(served_name):
             raise Refused(f"served name {served_name} is the base model's")
         start = time.perf_counter()
-        async with self._changing:
+        async with self._change():
             lora_int_id = self._find(served_name, digest, loader)
             if lora_int_id is None:
                 lora_int_id = await self._load(served_name, hex_digest, loader)
         return {"lora_int_id": lora_int_id, "seconds": time.perf_counter() - start}
+
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """One change at a time; the workers are asked again after each."""
+        async with self._changing:
+            try:
+                yield
+            finally:
+                self._reports = None
 
     def _find(self, served_name: str, digest: str, loader: str) -> int | None:
         wanted = (served_name, digest, loader)
@@ -213,7 +259,7 @@ class Control:
         self._check_live()
         loaded = self._get(lora_int_id)
         start = time.perf_counter()
-        async with self._changing:
+        async with self._change():
             loaded.verified = False
             modules, line = await self._judge(loaded)
             if line:
@@ -274,7 +320,7 @@ class Control:
         """Keep the revision in the workers' host tier, or no longer."""
         self._check_live()
         loaded = self._get(lora_int_id)
-        async with self._changing:
+        async with self._change():
             try:
                 if pinned:
                     await self._engine.add_lora(loaded.request)  # it may have been evicted
@@ -287,7 +333,7 @@ class Control:
     async def unload(self, lora_int_id: int) -> dict[str, Any]:
         """Remove a revision that no name and no request uses from the engine."""
         self._check_live()
-        async with self._changing:
+        async with self._change():
             if lora_int_id not in self._loaded:
                 return {}
             request = self._loaded[lora_int_id].request

@@ -27,9 +27,11 @@ class ServedNames(dict[str, Any]):
         super().__init__(others)
         self._volume = volume
         self._holders: dict[int, set[asyncio.Task[Any]]] = {}
+        self.lookups = 0  # of any adapter: each may move others between the tiers
 
     def __getitem__(self, name: str) -> Any:
         request = super().__getitem__(name)
+        self.lookups += 1
         if self.is_ours(request):
             self._hold(request.lora_int_id)
         return request

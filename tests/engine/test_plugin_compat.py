@@ -137,3 +137,31 @@ async def test_an_inactive_plugin_says_why_and_refuses_to_load(tmp_path: Path) -
         refused = await client.post("/v1/load", json=body)
     assert refused.status_code == 503
     assert refused.json()["error"] == "the plugin is inactive: vLLM 0.99.0 is not supported"
+
+
+async def test_the_workers_of_an_idle_engine_are_not_asked_again(tmp_path: Path) -> None:
+    """A worker that is asked spins for a second: polled each second it would burn a core."""
+    from types import SimpleNamespace
+
+    from lorafleet_vllm.control import Control
+    from lorafleet_vllm.served_names import ServedNames
+    from lorafleet_vllm.settings import Volume
+
+    asked: list[str] = []
+
+    async def collective_rpc(method: str, args: tuple[object, ...] = ()) -> list[str]:
+        asked.append(method)
+        return [json.dumps({"rank": 0, "loads": len(asked)})]
+
+    names = ServedNames(Volume(tmp_path), {"stock": SimpleNamespace(lora_path="/elsewhere")})
+    config = SimpleNamespace(lora_config=object(), parallel_config=SimpleNamespace())
+    engine = SimpleNamespace(vllm_config=config, collective_rpc=collective_rpc)
+    control = Control(
+        Volume(tmp_path), SimpleNamespace(engine_client=engine, lora_requests=names), "ok"
+    )
+    for _ in range(5):
+        assert (await control.state())["workers"] == [{"rank": 0, "loads": 1}]
+    assert asked == ["lorafleet_stats"]
+    names["stock"]  # a request for any adapter may move ours between the tiers
+    assert (await control.state())["workers"] == [{"rank": 0, "loads": 2}]
+    assert len(asked) == 2
