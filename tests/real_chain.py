@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+# Two OpenMP threads wait for one another whenever something else needs a core.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PROMPT = "t5 t17 t200 t3 t41 t77"
 
 
@@ -40,7 +42,13 @@ class RealChain(Chain):
     ) -> None:
         """Start vLLM (2 GPU slots, max_cpu_loras 3), its sidecar and its pod; wait for all."""
         spec = EngineSpec(
-            name, self.model, BASE, max_loras=2, max_cpu_loras=3, arguments=arguments, env=env
+            name,
+            self.model,
+            BASE,
+            max_loras=2,
+            max_cpu_loras=3,
+            arguments=arguments,
+            env={**ONE_THREAD, **env},
         )
         engine = self.stack.start_engine(spec, index)
         self.engines[name] = engine

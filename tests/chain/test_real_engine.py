@@ -135,8 +135,8 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(fleet.tokens, ENGINE, model, max_tokens=long) for _ in range(8)]
         eventually(
-            lambda: fleet.metric(ENGINE, "lorafleet_engine_requests_in_flight") == 8,
-            what="eight requests run",
+            lambda: fleet.metric(ENGINE, "lorafleet_engine_requests_in_flight") > 0,
+            what="requests run",
         )
         fleet.s3.upload(second, "moving")
         eventually(
@@ -147,8 +147,10 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
             60,
             "the second revision is Ready",
         )
+        overtaken = sum(not future.done() for future in running)
         assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
         assert [future.result() for future in running] == [wanted_first] * 8
+    assert overtaken > 0, "no request was still running when the name moved"
     assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
     second_status = fleet.status("moving")
 
