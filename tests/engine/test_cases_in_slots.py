@@ -1,0 +1,67 @@
+"""Every handed case that loads, staged by the real chain, in the LoRA slots of a real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from format_cases import profile
+from plugin_requests import load_for_step, ours
+from slot_updates import slot_factors
+from staged_cases import LOADED, NOT_BFLOAT16, differences, engine_of, stage_case
+from staging_server import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ARENA_BYTES = 64 << 20
+ROUNDED_BY_SCALING = {"m08-moe-rslora"}
+"""Cases whose scaling is no power of two: the engine rounds the scaled B once."""
+
+
+@pytest.fixture(scope="module", params=["dense", "moe"])
+def engine(request: pytest.FixtureRequest, in_process: Callable[[str], Any]) -> Iterator[Any]:
+    started = in_process(request.param)
+    started.model = request.param
+    yield started
+    started.clear()
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    # vLLM makes the group of experts with the others or never: the next engine makes its own.
+    cleanup_dist_env_and_memory()
+
+
+def cases_of(model: str) -> list[tuple[str, str]]:
+    return [(case, part) for case, part in LOADED if engine_of(case) == model]
+
+
+def staged(engine: Any, case: str, part: str, claims: Path) -> str:
+    """Stage a case into the engine's own volume, through a sidecar that ends with this call."""
+
+    async def run() -> str:
+        volume = engine.arena.volume
+        wanted = profile(f"qwen3-{engine.model}")
+        async with serving(volume, ARENA_BYTES, profile=lambda: wanted) as sidecar:
+            return (await stage_case(sidecar, claims, case, part)).digest
+
+    return asyncio.run(run())
+
+
+def test_every_case_computes_the_expected_updates_in_its_slot(engine: Any, tmp_path: Path) -> None:
+    wrong: dict[str, list[str]] = {}
+    cases = cases_of(engine.model)
+    for number, (case, part) in enumerate(cases, start=1):
+        digest = staged(engine, case, part, tmp_path)
+        slot = load_for_step(engine.lora, ours(engine.arena.volume, number, digest))
+        rounded = int(case in NOT_BFLOAT16)
+        again = rounded + int(case in ROUNDED_BY_SCALING)
+        found = slot_factors(slot)
+        wrong[f"{case} {part}"] = list(
+            differences(found, case, part, a_rounded=rounded, b_rounded=again)
+        )
+        assert engine.lora.remove_adapter(number)
+    assert {case: lines for case, lines in wrong.items() if lines} == {}
+    assert len(wrong) == len(cases) == {"dense": 27, "moe": 8}[engine.model]
+    assert engine.residency.stats.loads == len(cases)
