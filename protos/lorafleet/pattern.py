@@ -27,6 +27,8 @@ MAX_POSITIONS = 4000
 """Places in one key after its counted repeats are written out (real keys have a few dozen)."""
 MAX_WORK = 40_000_000
 """Steps that all keys and names of one adapter may take together, about four seconds."""
+_STATE_COST = 100
+"""Steps that one place of an automaton stands for: it is memory, about 160 bytes."""
 
 _ANY_PREFIX = Alternative(
     (
@@ -53,6 +55,7 @@ class Budget:
 class _Automaton:
     """Nondeterministic: per state either one character set and a target, or empty moves."""
 
+    budget: Budget
     characters: list[Characters | None] = field(default_factory=list)
     target: list[int] = field(default_factory=list)
     empty: list[list[tuple[int, str]]] = field(default_factory=list)  # (state, anchor or "")
@@ -60,6 +63,7 @@ class _Automaton:
     def state(self) -> int:
         if len(self.target) >= MAX_POSITIONS:
             raise PatternError("is too long once its repeats are written out")
+        self.budget.spend(_STATE_COST)
         self.characters.append(None)
         self.target.append(-1)
         self.empty.append([])
@@ -109,7 +113,7 @@ class Pattern:
 
     def __init__(self, key: str, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()
-        self._nfa = _Automaton()
+        self._nfa = _Automaton(self._budget)
         begin = self._nfa.state()
         self._accept = self._nfa.add(Sequence((_ANY_PREFIX, parse(key))), begin)
         first = self._closure({begin}, at_begin=True)

@@ -1,0 +1,1 @@
+"""The fuzzer: mutated headers, configs, triples, messages, pickles and transfers (`hack/fuzz`)."""
