@@ -6,6 +6,8 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,25 +134,45 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
     fleet.patch("moving", {"source": {"pollIntervalSeconds": 1}})
     status = fleet.wait_ready("moving")
     model = _name(fleet, "moving")
+    moved, ended = 0.0, threading.Event()
+
+    def keep_asking(delay: float) -> list[tuple[float, float, str]]:
+        """Ask again and again; return when each request began and ended, and its answer."""
+        time.sleep(delay)
+        asked = []
+        while not ended.is_set():
+            begin = time.monotonic()
+            answer = fleet.tokens(ENGINE, model, max_tokens=long)
+            asked.append((begin, time.monotonic(), answer))
+        return asked
+
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(fleet.tokens, ENGINE, model, max_tokens=long) for _ in range(8)]
-        eventually(
-            lambda: fleet.metric(ENGINE, "lorafleet_engine_requests_in_flight") > 0,
-            what="requests run",
-        )
-        fleet.s3.upload(second, "moving")
-        eventually(
-            lambda: (
-                fleet.status("moving").get("digest") not in ("", status["digest"])
-                and fleet.condition("moving", "Ready") == ("True", "Ready")
-            ),
-            60,
-            "the second revision is Ready",
-        )
-        overtaken = sum(not future.done() for future in running)
-        assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
-        assert [future.result() for future in running] == [wanted_first] * 8
-    assert overtaken > 0, "no request was still running when the name moved"
+        # Staggered, so that at any moment most of them have run for a while.
+        asking = [pool.submit(keep_asking, 0.4 * index) for index in range(8)]
+        try:
+            eventually(
+                lambda: fleet.metric(ENGINE, "lorafleet_engine_requests_in_flight") >= 6,
+                what="requests run",
+            )
+            fleet.s3.upload(second, "moving")
+            eventually(
+                lambda: (
+                    fleet.status("moving").get("digest") not in ("", status["digest"])
+                    and fleet.condition("moving", "Ready") == ("True", "Ready")
+                ),
+                60,
+                "the second revision is Ready",
+            )
+            moved = time.monotonic()
+            assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
+        finally:
+            ended.set()
+    asked = [each for future in asking for each in future.result()]
+    assert {answer for _, _, answer in asked} <= {wanted_first, wanted_second}
+    assert all(answer == wanted_second for begin, _, answer in asked if begin > moved)
+    switched = min(begin for begin, _, answer in asked if answer == wanted_second)
+    overtaken = [each for each in asked if each[1] > switched and each[2] == wanted_first]
+    assert overtaken, "no request of the first revision was still running when the name moved"
     assert fleet.tokens(ENGINE, model, max_tokens=long) == wanted_second
     second_status = fleet.status("moving")
 
