@@ -29,7 +29,7 @@ from lorafleet_vllm.slot_reader import (
     shard_of,
     whole_parts,
 )
-from lorafleet_vllm.slots import SlotPlan, write_plan
+from lorafleet_vllm.slots import LayerFill, SlotPlan, write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,10 +182,16 @@ def _redirected(plan: SlotPlan, layer: Any, scratch: Any) -> SlotPlan:
     own_flag = getattr(layer, "adapter_enabled", None)
     return SlotPlan(
         tuple(
-            replace(fill, slots=places[id(fill.slots)])
-            for fill in plan.fills
-            if id(fill.slots) in places
-        ),
-        tuple(flags if any(flag is own_flag for flag in plan.enabled) else ()),
-        tuple(flags if any(flag is own_flag for flag in plan.disabled) else ()),
+            LayerFill(
+                tuple(
+                    replace(fill, slots=places[id(fill.slots)])
+                    for fill in part.fills
+                    if id(fill.slots) in places
+                ),
+                tuple(flags if any(flag is own_flag for flag in part.enabled) else ()),
+                tuple(flags if any(flag is own_flag for flag in part.disabled) else ()),
+            )
+            for part in plan.layers
+            if any(id(fill.slots) in places for fill in part.fills)
+        )
     )

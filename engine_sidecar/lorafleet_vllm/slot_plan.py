@@ -16,7 +16,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from lorafleet_vllm import slot_plan_moe
 from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
-from lorafleet_vllm.slots import Fill, Piece, SlotPlan
+from lorafleet_vllm.slots import Fill, LayerFill, Piece, SlotPlan
 
 
 def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
@@ -24,25 +24,28 @@ def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
 
     Wrappers without parts are zeroed. Raises InvalidAdapter for what a slot cannot hold.
     """
-    fills: list[Fill] = []
-    enabled: list[torch.Tensor] = []
-    disabled: list[torch.Tensor] = []
-    for wrapper, layer in modules.items():
-        pairs = parts.get(wrapper, [])
-        adapted = any(pair is not None for pair in pairs)
-        if isinstance(layer, FusedMoEWithLoRA):
-            (enabled if adapted else disabled).append(layer.adapter_enabled)
-        if not adapted:
-            fills.extend(Fill(slots) for slots in slot_tensors(layer))
-        elif isinstance(layer, FusedMoE3DWithLoRA):
-            fills.extend(slot_plan_moe.fused(layer, pairs))
-        elif isinstance(layer, FusedMoEWithLoRA):
-            fills.extend(slot_plan_moe.split(layer, pairs))
-        elif isinstance(layer, VocabParallelEmbeddingWithLoRA | LogitsProcessorWithLoRA):
-            fills.extend(_whole(layer, pairs[0]))
-        else:
-            fills.extend(_linear(layer, pairs))
-    return SlotPlan(tuple(fills), tuple(enabled), tuple(disabled))
+    return SlotPlan(
+        tuple(plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items())
+    )
+
+
+def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
+    """Return one layer's share of a plan. Raises InvalidAdapter for what its slot cannot hold."""
+    adapted = any(pair is not None for pair in pairs)
+    if not adapted:
+        fills = [Fill(slots) for slots in slot_tensors(layer)]
+    elif isinstance(layer, FusedMoE3DWithLoRA):
+        fills = slot_plan_moe.fused(layer, pairs)
+    elif isinstance(layer, FusedMoEWithLoRA):
+        fills = slot_plan_moe.split(layer, pairs)
+    elif isinstance(layer, VocabParallelEmbeddingWithLoRA | LogitsProcessorWithLoRA):
+        fills = _whole(layer, pairs[0])
+    else:
+        fills = _linear(layer, pairs)
+    if not isinstance(layer, FusedMoEWithLoRA):
+        return LayerFill(tuple(fills))
+    flags = (layer.adapter_enabled,)
+    return LayerFill(tuple(fills), flags if adapted else (), () if adapted else flags)
 
 
 def empty_plan(modules: dict[str, Any]) -> SlotPlan:

@@ -8,6 +8,7 @@ that were planned when the adapter was loaded; only what no copy covers is zeroe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -40,12 +41,32 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class SlotPlan:
-    """Everything that makes one adapter active: fills, and the MoE layers' enabled flags."""
+class LayerFill:
+    """What is written at once: the fills of one layer, then its experts' flags.
+
+    The flags are int tensors [max_loras + 1], set to 1 (`enabled`) or 0 (`disabled`).
+    """
 
     fills: tuple[Fill, ...]
-    enabled: tuple[torch.Tensor, ...] = ()  # int tensors [max_loras + 1], set to 1
-    disabled: tuple[torch.Tensor, ...] = ()  # of MoE layers that the adapter does not touch
+    enabled: tuple[torch.Tensor, ...] = ()
+    disabled: tuple[torch.Tensor, ...] = ()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes that the copies read from the host."""
+        return sum(piece.source.nbytes for fill in self.fills for piece in fill.pieces)
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """Everything that makes one adapter active, layer by layer, in the order of writing."""
+
+    layers: tuple[LayerFill, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the copies read from the host."""
+        return sum(layer.nbytes for layer in self.layers)
 
 
 class SlotWriter:
@@ -77,16 +98,25 @@ class SlotWriter:
 
 
 def write_plan(plan: SlotPlan, index: int) -> None:
-    """Write `plan` into slot `index`, on the current stream."""
-    for fill in plan.fills:
+    """Write all of `plan` into slot `index`, on the current stream."""
+    for layer in plan.layers:
+        write_layer(layer, index)
+
+
+def write_layer(layer: LayerFill, index: int) -> None:
+    """Write one layer's share into slot `index`: only enqueued, on the current CUDA stream.
+
+    It never waits for the device, and its temporary device memory is at most the layer's bytes.
+    """
+    for fill in layer.fills:
         slot = fill.slots[index]
         for rows, cols in fill.zeros:
             slot[..., rows, cols].zero_()
         for piece in fill.pieces:
             _copy(slot[..., piece.region[0], piece.region[1]], piece)
-    for flags in plan.enabled:
+    for flags in layer.enabled:
         flags[index : index + 1].fill_(1)
-    for flags in plan.disabled:
+    for flags in layer.disabled:
         flags[index : index + 1].fill_(0)
 
 

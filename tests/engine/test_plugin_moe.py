@@ -135,12 +135,11 @@ def pairs_of(experts: int, sizes: tuple[tuple[int, int], ...], rank: int, seed: 
 
 
 def written(fills: Any, layer: Any) -> dict[str, torch.Tensor]:
-    from lorafleet_vllm.slots import SlotPlan, SlotWriter
+    from lorafleet_vllm.slots import LayerFill, write_layer
 
     for tensor in stacked(layer).values():
         tensor.fill_(7)
-    plan = SlotPlan(tuple(fills), (layer.adapter_enabled,))
-    SlotWriter(torch.device("cpu")).write(plan, 1)
+    write_layer(LayerFill(tuple(fills), (layer.adapter_enabled,)), 1)
     return {name: tensor[1].clone() for name, tensor in stacked(layer).items()}
 
 
