@@ -83,8 +83,10 @@ class Assembler:
         a_shape, b_shape = pair.a.shape, pair.b.shape
         if len(a_shape) != 2 or len(b_shape) != 2:
             _check_dimensions(pair, 2, 2)
-        a = Window(pair.a, 0, a_shape[0], a_shape[1], a_shape[1], 1)
-        b = Window(pair.b, 0, b_shape[0], b_shape[1], b_shape[1], 1)
+        rows, cols = a_shape
+        a = Window(pair.a, 0, rows, cols, cols, 1)
+        rows, cols = b_shape
+        b = Window(pair.b, 0, rows, cols, cols, 1)
         if form in (Form.ROWS, Form.EXPERT_ROWS):
             names = ", ".join(last(target.name) for target in place.targets)
             key = (last(pair.name), names)

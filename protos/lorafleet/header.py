@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from json.encoder import encode_basestring_ascii
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from lorafleet.dtypes import ITEM_BYTES
 from lorafleet.errors import InvalidAdapter
 from lorafleet.quoting import shown
 from lorafleet.strict_json import StrictJsonError as _BadHeaderError
 from lorafleet.strict_json import load_object
+from lorafleet.uninterrupted import uninterrupted
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -25,8 +28,7 @@ _MAX_BYTES = 1 << 62
 _METADATA = "__metadata__"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One tensor: `begin` and `end` are byte offsets in the data section.
 
     `dtype` is the safetensors name ("BF16", "F16", "F32", ...).
@@ -63,6 +65,7 @@ def header_length(first8: bytes, file_name: str = "adapter_model.safetensors") -
     return length
 
 
+@uninterrupted()
 def parse_header(
     json_bytes: bytes,
     data_bytes: int | None = None,
@@ -77,7 +80,7 @@ def parse_header(
         raw = _load(json_bytes)
         metadata = _metadata(raw.pop(_METADATA, {}))
         tensors = [_entry(name, info) for name, info in raw.items()]
-        tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+        tensors.sort(key=attrgetter("begin", "end"))
         end = _covered(tensors)
     except _BadHeaderError as bad:
         raise InvalidAdapter(f"{file_name}: header {bad}") from None
@@ -93,16 +96,29 @@ def parse_header(
 
 def render_header(header: SafetensorsHeader, align: int = 8) -> bytes:
     """Return length prefix and JSON, padded with spaces so that data starts `align`-aligned."""
-    entries = []
-    if header.metadata:
-        entries.append(f'"{_METADATA}":{json.dumps(header.metadata, separators=(",", ":"))}')
     # By hand: json.dumps takes four times as long for tens of thousands of tensors.
-    for tensor in header.tensors:
-        shape = ",".join(map(str, tensor.shape))
-        entries.append(
-            f'{json.dumps(tensor.name)}:{{"dtype":"{tensor.dtype}","shape":[{shape}],'
-            f'"data_offsets":[{tensor.begin},{tensor.end}]}}'
-        )
+    entries = [
+        f"{quoted(name)}:{rendered_kind(dtype, shape)}[{begin},{end}]}}"
+        for name, dtype, shape, begin, end in header.tensors
+    ]
+    return join_header(entries, header.metadata, align)
+
+
+def quoted(text: str) -> str:
+    """Return `text` as a JSON string."""
+    return encode_basestring_ascii(text)
+
+
+def rendered_kind(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return the text between a tensor's name and its two offsets."""
+    return f'{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":'
+
+
+def join_header(entries: list[str], metadata: dict[str, str], align: int) -> bytes:
+    """Return length prefix and JSON of rendered entries; see `render_header`."""
+    if metadata:
+        first = f'"{_METADATA}":{json.dumps(metadata, separators=(",", ":"))}'
+        entries = [first, *entries]
     text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-(8 + len(text)) % align)
     return len(text).to_bytes(8, "little") + text

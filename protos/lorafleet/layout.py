@@ -16,7 +16,7 @@ from lorafleet.chunk_plan import chunk_plan
 from lorafleet.dtypes import SAFETENSORS_NAMES, TORCH_NAMES, common_dtype
 from lorafleet.errors import AdapterRejected, InvalidAdapter
 from lorafleet.fingerprint import to_text
-from lorafleet.header import SafetensorsHeader, render_header
+from lorafleet.header import join_header
 from lorafleet.keys import read_keys
 from lorafleet.module_checks import TOWER, Facts, dropped, without_towers
 from lorafleet.moves import Copy, Moves
@@ -24,11 +24,13 @@ from lorafleet.packing import pack
 from lorafleet.places import Engine
 from lorafleet.preflight import check_keys, check_modules, warnings
 from lorafleet.quoting import shown
+from lorafleet.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lorafleet.factors import Pair
+    from lorafleet.header import SafetensorsHeader
     from lorafleet.peft_config import AdapterConfig
     from lorafleet.profile import EngineProfile
 
@@ -103,6 +105,7 @@ class CanonicalLayout:
         }
 
 
+@uninterrupted()
 def plan_layout(
     header: SafetensorsHeader,
     config: AdapterConfig,
@@ -142,13 +145,12 @@ def plan_layout(
         packing = pack(assembly.targets, dtype)
     except AdapterRejected as rejected:
         raise type(rejected)(f"adapter {adapter}: {rejected}") from None
-    image = SafetensorsHeader(tuple(packing.tensors), {"format": "pt"}, packing.size)
     return CanonicalLayout(
         modules=packing.modules,
         dtype=TORCH_NAMES[dtype],
         rank=max(module.rank for module in packing.modules.values()),
         data_bytes=packing.size,
-        image_header=render_header(image, DATA_ALIGNMENT),
+        image_header=join_header(packing.entries, {"format": "pt"}, DATA_ALIGNMENT),
         config_json=canonical_config(packing.modules, profile.base_model),
         zero_fill=tuple(packing.zeros),
         normalized=_bounded(

@@ -113,29 +113,31 @@ def dropped(towers: list[Pair]) -> list[str]:
 def dtypes(facts: Facts) -> AdapterRejected | None:
     """Floating-point factors; a quantised tensor would be read as nonsense."""
     for _, _, part in facts.parts():
-        for side, window in (("lora_A", part.a), ("lora_B", part.b)):
-            if window.entry.dtype not in TORCH_NAMES:
-                return InvalidAdapter(
-                    f"{shown(part.source)}: {side} has dtype {window.entry.dtype}, "
-                    f"expected one of {', '.join(TORCH_NAMES)}"
-                )
+        a, b = part.a.entry.dtype, part.b.entry.dtype
+        if a not in TORCH_NAMES or b not in TORCH_NAMES:
+            side, found = ("lora_A", a) if a not in TORCH_NAMES else ("lora_B", b)
+            return InvalidAdapter(
+                f"{shown(part.source)}: {side} has dtype {found}, "
+                f"expected one of {', '.join(TORCH_NAMES)}"
+            )
     return None
 
 
 def vocabulary(facts: Facts) -> AdapterRejected | None:
     """Extended vocabularies: vLLM removed the support, and no engine can grow."""
     for target, _, part in facts.parts():
-        name, module = target.module.name, target.module
-        vocab = facts.profile.vocab_size
+        module, vocab = target.module, facts.profile.vocab_size
+        if module.kind is ModuleKind.EXPERTS:
+            continue
         if module.kind is ModuleKind.EMBEDDING:
             found, vocab = part.a.cols, vocab or module.in_features
-        elif name.endswith("lm_head"):
+        elif module.name.endswith("lm_head"):
             found, vocab = part.b.rows, vocab or module.out_features
         else:
             continue
         if found != vocab > 0 and found > vocab:
             return InvalidAdapter(
-                f"{shown(name)} LoRA has {found} rows, the base vocabulary size ({vocab}) "
+                f"{shown(module.name)} LoRA has {found} rows, the base vocabulary size ({vocab}) "
                 "cannot be extended"
             )
     return None
@@ -145,7 +147,7 @@ def shapes(facts: Facts) -> AdapterRejected | None:
     """Exact shapes: stock vLLM accepts a narrower base and serves a wrong update."""
     for target, expert, part in facts.parts():
         module, a, b = target.module, part.a, part.b
-        if (a.cols, b.rows, b.cols) == (module.in_features, module.out_features, a.rows):
+        if a.cols == module.in_features and b.rows == module.out_features and b.cols == a.rows:
             continue
         side, window, wanted = "lora_A", a, [a.rows, module.in_features]
         if a.cols == module.in_features:

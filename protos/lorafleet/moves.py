@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lorafleet.dtypes import ITEM_BYTES
@@ -59,7 +60,7 @@ class Moves:
     def __init__(self, moves: Iterable[Move], dst_dtype: str) -> None:
         self.dst_dtype = dst_dtype
         self._dst_item = ITEM_BYTES[dst_dtype]
-        self._moves = self._merged(sorted(moves))
+        self._moves = self._merged(sorted(moves, key=attrgetter("begin")))
         self._begins = [move.begin for move in self._moves]
         # The moves before position i end at or before _reach[i - 1]; it never falls.
         self._reach = list(accumulate((move.end for move in self._moves), max))
@@ -140,22 +141,21 @@ def move(window: Window, dst: int, dst_row_stride: int) -> Move | None:
 
     The longer source stride becomes the rows, so that rows never interleave in the source.
     """
-    entry, rows, cols = window.entry, window.rows, window.cols
-    item = ITEM_BYTES[entry.dtype]
-    begin = entry.begin + window.start * item
+    entry, start, rows, cols, row_stride, col_stride = window
+    dtype = entry.dtype
+    item = ITEM_BYTES[dtype]
+    begin = entry.begin + start * item
     elements = rows * cols
     if elements == 0:
         return None
-    if window.col_stride == 1 and (rows == 1 or window.row_stride == cols == dst_row_stride):
+    if col_stride == 1 and (rows == 1 or row_stride == cols == dst_row_stride):
         end = begin + elements * item
-        return Move(begin, end, dst, entry.dtype, item, 1, elements, elements, 1, 0, 1)
-    outer = (rows, window.row_stride, dst_row_stride)
-    inner = (cols, window.col_stride, 1)
-    if rows == 1 or (cols > 1 and window.col_stride > window.row_stride):
+        return Move(begin, end, dst, dtype, item, 1, elements, elements, 1, 0, 1)
+    outer = (rows, row_stride, dst_row_stride)
+    inner = (cols, col_stride, 1)
+    if rows == 1 or (cols > 1 and col_stride > row_stride):
         outer, inner = inner, outer
     (count, stride, dst_stride), (length, step, dst_step) = outer, inner
     span = (count - 1) * stride + (length - 1) * step + 1
     end = begin + span * item
-    return Move(
-        begin, end, dst, entry.dtype, item, count, length, stride, step, dst_stride, dst_step
-    )
+    return Move(begin, end, dst, dtype, item, count, length, stride, step, dst_stride, dst_step)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lorafleet.canonical import CanonicalModule, PackedTensor
 from lorafleet.dtypes import ITEM_BYTES
 from lorafleet.errors import TooLarge
-from lorafleet.header import TensorEntry
+from lorafleet.header import quoted, rendered_kind
 from lorafleet.moves import Move, move
 from lorafleet.profile import ModuleKind
 from lorafleet.rewrites.wrappers import PEFT_PREFIX
@@ -24,11 +24,11 @@ MAX_DATA_BYTES = 1 << 46
 
 @dataclass
 class Packing:
-    """The data section as it grows: modules, the file's tensors, moves and ranges of zeros."""
+    """The data section as it grows: modules, the file's entries, moves and ranges of zeros."""
 
     dtype: str  # safetensors name
     modules: dict[str, CanonicalModule] = field(default_factory=dict)
-    tensors: list[TensorEntry] = field(default_factory=list)
+    entries: list[str] = field(default_factory=list)  # of the image's header, rendered
     moves: list[Move] = field(default_factory=list)
     zeros: list[tuple[int, int]] = field(default_factory=list)
     size: int = 0
@@ -60,14 +60,15 @@ class Packing:
         self.size += count * bytes_each
         if self.size > MAX_DATA_BYTES:
             raise TooLarge(f"canonical data of more than {MAX_DATA_BYTES} bytes")
+        head, tail = _around_expert(name, side, kind)
+        tail = f"{tail}:{rendered_kind(self.dtype, shape)}"
         for expert in range(count):
             end = offset + bytes_each
-            self.tensors.append(
-                TensorEntry(_tensor_name(name, side, kind, expert), self.dtype, shape, offset, end)
-            )
+            number = expert if kind is ModuleKind.EXPERTS else ""
+            self.entries.append(f"{head}{number}{tail}[{offset},{end}]}}")
             part = parts.get(expert)
             window = None if part is None else part.a if side == "A" else part.b
-            if window is None or (window.rows, window.cols) != shape:
+            if window is None or window.rows != rows or window.cols != cols:
                 self._zero(offset, bytes_each)  # a lower rank leaves rows or columns unwritten
             if window is not None:
                 item = move(window, offset, cols)
@@ -90,9 +91,10 @@ def pack(targets: Mapping[str, Target], dtype: str) -> Packing:
     packing = Packing(dtype)
     ranks: dict[str, tuple[int, float]] = {}
     for name, target in targets.items():
-        for part in target.parts.values():
+        if target.parts:
             layer = name.rpartition(".")[0]
-            ranks[layer] = max(ranks.get(layer, (0, 0.0)), (part.a.rows, part.scaling))
+            most = max((part.a.rows, part.scaling) for part in target.parts.values())
+            ranks[layer] = max(ranks.get(layer, (0, 0.0)), most)
     for name in sorted(targets, key=_natural):
         packing.add(name, targets[name], *ranks.get(name.rpartition(".")[0], (1, 1.0)))
     return packing
@@ -105,13 +107,16 @@ def _scalings(parts: Mapping[int, Part], count: int, otherwise: float) -> float 
     return tuple(parts[e].scaling if e in parts else otherwise for e in range(count))
 
 
-def _tensor_name(name: str, side: str, kind: ModuleKind, expert: int) -> str:
+def _around_expert(name: str, side: str, kind: ModuleKind) -> tuple[str, str]:
+    """Return a tensor's name as JSON, cut where the expert's number belongs."""
     if kind is ModuleKind.EXPERTS:
         experts, _, projection = name.rpartition(".")
-        return f"{PEFT_PREFIX}{experts}.{expert}.{projection}.lora_{side}.weight"
-    if kind is ModuleKind.EMBEDDING:
-        return f"{PEFT_PREFIX}{name}.lora_embedding_{side}"
-    return f"{PEFT_PREFIX}{name}.lora_{side}.weight"
+        head, tail = f"{experts}.", f".{projection}.lora_{side}.weight"
+    elif kind is ModuleKind.EMBEDDING:
+        head, tail = name, f".lora_embedding_{side}"
+    else:
+        head, tail = name, f".lora_{side}.weight"
+    return quoted(PEFT_PREFIX + head)[:-1], quoted(tail)[1:]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

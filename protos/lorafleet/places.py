@@ -51,6 +51,7 @@ class Engine:
         self.modules = {module.name: module for module in profile.modules}
         self.known = bool(self.modules)
         self.renamed: dict[tuple[str, str], int] = {}
+        self._parameters: dict[str, tuple[LoraModule, ...]] = {}  # of all experts, by name
 
     def place(self, name: str) -> Place | None:
         """Return where `name` belongs, also under another root; None if nowhere.
@@ -94,14 +95,24 @@ class Engine:
         index, _, projection = tail.partition(".")
         if not (index.isascii() and index.isdigit()):
             index, projection = "", tail
+        parameter = f"{experts}.{projection}"
+        targets = self._parameters.get(parameter)
+        if targets is None:
+            targets = self._parameters[parameter] = self._parameter(experts, projection)
+        if not targets:
+            return None
+        if len(targets) == 1:
+            form = Form.EXPERT if index else Form.STACK
+        else:
+            form = Form.EXPERT_ROWS if index else Form.STACK_ROWS
+        return Place(form, targets, _number(index))
+
+    def _parameter(self, experts: str, projection: str) -> tuple[LoraModule, ...]:
+        """Return the modules of one projection of all experts; () if the engine has none."""
         module = self._projection(experts, projection)
         if module is not None:
-            form = Form.EXPERT if index else Form.STACK
-            return Place(form, (module,), _number(index))
-        split = self._split(f"{experts}.{projection}", ModuleKind.EXPERTS)
-        if not split:
-            return None
-        return Place(Form.EXPERT_ROWS if index else Form.STACK_ROWS, split, _number(index))
+            return (module,)
+        return self._split(f"{experts}.{projection}", ModuleKind.EXPERTS)
 
     def _projection(self, experts: str, projection: str) -> LoraModule | None:
         if not self.known and projection == "gate_up_proj":

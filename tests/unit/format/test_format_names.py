@@ -298,7 +298,7 @@ def test_another_base_model_needs_a_word() -> None:
 def test_quantised_factors_are_refused() -> None:
     adapter = source(GOOD, config_text())
     entries = tuple(
-        replace(entry, dtype="I32") if "q_proj" in entry.name else entry
+        entry._replace(dtype="I32") if "q_proj" in entry.name else entry
         for entry in adapter.header.tensors
     )
     odd = replace(adapter, header=replace(adapter.header, tensors=entries))
