@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from format_builders import config_text, header_text
+from format_cases import NUMPY
 from lorafleet_operator.inspection.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import numpy as np
 
 COMMON = {
     "vocab_size": 512,
@@ -65,6 +69,22 @@ def model(folder: Path, config: dict[str, Any]) -> Path:
     """Write a folder with a config.json and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def written(
+    folder: Path,
+    tensors: dict[str, np.ndarray[Any, Any]],
+    config: bytes | None = None,
+    dtype: str = "F32",
+) -> Path:
+    """Write an adapter of these tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = header_text([(name, dtype, array.shape) for name, array in tensors.items()])
+    data = b"".join(array.astype(NUMPY[dtype]).tobytes() for array in tensors.values())
+    file = len(text).to_bytes(8, "little") + text + data
+    (folder / "adapter_model.safetensors").write_bytes(file)
+    (folder / "adapter_config.json").write_bytes(config or config_text())
     return folder
 
 

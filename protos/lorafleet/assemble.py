@@ -60,7 +60,12 @@ class Assembler:
             if place.form is Form.FLAT:
                 base = "base_layer" if pair.name.endswith(".base_layer") else ""
                 experts = place.targets[0].name.rpartition(".")[0]
-                self._flat.setdefault(experts, ({}, place))[0][base] = pair
+                parts = self._flat.setdefault(experts, ({}, place))[0]
+                if base in parts:
+                    raise InvalidAdapter(
+                        f"two tensors for {shown(f'{experts}.{base}'.rstrip('.'))}"
+                    )
+                parts[base] = pair
             else:
                 self._add_placed(pair, place)
         self._add_flat()
@@ -71,14 +76,15 @@ class Assembler:
 
     def _add_placed(self, pair: Pair, place: Place) -> None:
         config, form = self.config, place.form
-        rank = config.rank_for(pair.name)
+        source = config.adapted_name(pair.name)
+        rank = config.rank_for(source)
         if form in (Form.STACK, Form.STACK_ROWS):
             _check_dimensions(pair, 2, 3)
             windows, shared = unstack(pair, place.targets, rank)
             self._stacks += 1
             self._shared |= shared
             for expert, (a, b) in enumerate(windows):
-                self._add(pair.name, place.targets, expert, a, b, rank)
+                self._add(source, place.targets, expert, a, b, rank)
             return
         a_shape, b_shape = pair.a.shape, pair.b.shape
         if len(a_shape) != 2 or len(b_shape) != 2:
@@ -91,7 +97,7 @@ class Assembler:
             names = ", ".join(last(target.name) for target in place.targets)
             key = (last(pair.name), names)
             self._split[key] = self._split.get(key, 0) + 1
-        self._add(pair.name, place.targets, place.expert, a, b, rank)
+        self._add(source, place.targets, place.expert, a, b, rank)
 
     def _add_flat(self) -> None:
         flat: list[FlatPair] = []

@@ -110,6 +110,12 @@ def dropped(towers: list[Pair]) -> list[str]:
     return [f"dropped {2 * len(towers)} tensors of {', '.join(names)}"]
 
 
+def left_out(placed: int, towers: list[Pair]) -> str:
+    """Return how much of the adapter is applied when a part is left out, "" for all of it."""
+    total = placed + len(towers)
+    return "".join(f"{placed} of {total} modules are applied; {line}" for line in dropped(towers))
+
+
 def dtypes(facts: Facts) -> AdapterRejected | None:
     """Floating-point factors; a quantised tensor would be read as nonsense."""
     for _, _, part in facts.parts():
@@ -149,7 +155,7 @@ def shapes(facts: Facts) -> AdapterRejected | None:
         module, a, b = target.module, part.a, part.b
         if a.cols == module.in_features and b.rows == module.out_features and b.cols == a.rows:
             continue
-        side, window, wanted = "lora_A", a, [a.rows, module.in_features]
+        side, window, wanted = "lora_A", a, [part.declared_rank, module.in_features]
         if a.cols == module.in_features:
             side, window, wanted = "lora_B", b, [module.out_features, a.rows]
         update = ""

@@ -69,6 +69,13 @@ class AdapterConfig:
             raise InvalidAdapter(f"adapter {adapter}: {bad}") from None
         return config
 
+    def adapted_name(self, module: str) -> str:
+        """Return the name that PEFT's patterns see: `module.weight` if that is a target parameter."""
+        for target in self.target_parameters:
+            if target.endswith(".weight") and f".{module}.weight".endswith(f".{target}"):
+                return f"{module}.weight"
+        return module
+
     def rank_for(self, module: str) -> int:
         """Return the rank PEFT gives `module` (a name without `base_model.model.`).
 

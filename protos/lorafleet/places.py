@@ -69,10 +69,12 @@ class Engine:
         if len(places) != 1:
             return None
         other, place = places[0]
-        bare = len(roots.core(name))
-        change = (name[: len(name) - bare], other[: len(other) - bare])
-        self.renamed[change] = self.renamed.get(change, 0) + 1
+        for change in roots.changes(name, other):
+            self._count(change)
         return place
+
+    def _count(self, change: tuple[str, str]) -> None:
+        self.renamed[change] = self.renamed.get(change, 0) + 1
 
     def _locate(self, name: str) -> Place | None:
         head, experts, tail = name.partition(EXPERTS)
@@ -103,6 +105,8 @@ class Engine:
             return None
         if len(targets) == 1:
             form = Form.EXPERT if index else Form.STACK
+            if not targets[0].name.endswith(projection):
+                self._count((projection, targets[0].name.rpartition(".")[2]))
         else:
             form = Form.EXPERT_ROWS if index else Form.STACK_ROWS
         return Place(form, targets, _number(index))

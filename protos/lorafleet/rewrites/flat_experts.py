@@ -97,17 +97,26 @@ def flat_pairs(
 
 
 def _fit(flat: Sequence[FlatPair]) -> bool:
-    return any(all(pair.fits(turned) for pair in flat) for turned in (False, True))
+    return bool(_possible(flat))
+
+
+def _possible(flat: Sequence[FlatPair]) -> list[bool]:
+    """Return the orientations that the shapes allow."""
+    return [
+        turned
+        for turned in (False, True)
+        if all(pair.fits(turned) for pair in flat) and _consistent(flat, turned)
+    ]
 
 
 def is_transposed(flat: Sequence[FlatPair], config: AdapterConfig) -> bool:
     """Return the orientation of all flat pairs of one file. Raises InvalidAdapter."""
-    possible = [turned for turned in (False, True) if all(pair.fits(turned) for pair in flat)]
-    if len(possible) == 2:
-        possible = [turned for turned in possible if _consistent(flat, turned)] or possible
+    possible = _possible(flat)
     if not possible:
-        bad = next(pair for pair in flat if not pair.fits(False))
+        bad = next((pair for pair in flat if not pair.fits(False)), flat[0])
         wanted_in, wanted_out = bad.wanted
+        if wanted_in == 0:
+            raise InvalidAdapter(f"{shown(bad.pair.name)}: its sizes and those beside it disagree")
         size = bad.experts * bad.rank
         raise InvalidAdapter(
             f"{shown(bad.pair.name)}: lora_A has shape {list(bad.pair.a.shape)} and lora_B "
@@ -115,12 +124,11 @@ def is_transposed(flat: Sequence[FlatPair], config: AdapterConfig) -> bool:
         )
     if len(possible) == 1:
         return possible[0]
-    version = _version(config.peft_version)
-    if (0, 17) <= version < (0, 19):
-        return True
-    if version >= (0, 19, 1):
-        return False
-    found = f"peft_version {shown(config.peft_version, 20)}" if version else "no peft_version"
+    transposed = _transposed_by(config.peft_version)
+    if transposed is not None:
+        return transposed
+    said = config.peft_version
+    found = f"peft_version {shown(said, 20)}" if said else "no peft_version"
     raise InvalidAdapter(
         f"cannot tell the orientation of experts.{flat[0].parameter} "
         f"(hidden == 2*moe_intermediate and {found})"
@@ -157,5 +165,17 @@ def _consistent(flat: Sequence[FlatPair], transposed: bool) -> bool:
     return hidden == hidden_out and fused == 2 * intermediate
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(number[:9]) for number in re.findall(r"\d+", text)[:3])
+def _transposed_by(peft_version: str) -> bool | None:
+    """Return what this PEFT wrote; None if unknown.
+
+    PEFT counts up for development right after a release: 0.18.1.dev0 is anything before 0.19.0.
+    """
+    read = re.match(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(\.dev)?", peft_version)
+    if not read:
+        return None
+    version = tuple(int(number or 0) for number in read.group(1, 2, 3))
+    if version >= (0, 19, 2) or (version == (0, 19, 1) and not read[4]):
+        return False
+    if (0, 17, 0) <= version < (0, 19, 0) and not (version > (0, 18, 0) and read[4]):
+        return True
+    return None

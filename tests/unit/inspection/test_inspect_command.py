@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from format_builders import config_text, header_text, pair
+from format_builders import config_text, pair
 from format_cases import CASES, EXPECTED, HERE, NUMPY, numbers
-from inspection_command import run, same_numbers
+from inspection_command import run, same_numbers, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,19 +22,6 @@ Q = "model.layers.0.self_attn.q_proj"
 UNKNOWN = "the engine's modules are unknown: names and shapes were not checked"
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
-
-
-def written(
-    folder: Path, tensors: Tensors, config: bytes | None = None, dtype: str = "F32"
-) -> Path:
-    """Write an adapter of these tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = header_text([(name, dtype, array.shape) for name, array in tensors.items()])
-    data = b"".join(array.astype(NUMPY[dtype]).tobytes() for array in tensors.values())
-    file = len(text).to_bytes(8, "little") + text + data
-    (folder / "adapter_model.safetensors").write_bytes(file)
-    (folder / "adapter_config.json").write_bytes(config or config_text())
-    return folder
 
 
 def experts(ranks: dict[int, int], module: str = "model.layers.0.mlp.experts") -> Tensors:
