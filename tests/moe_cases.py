@@ -164,6 +164,7 @@ def _names() -> dict[str, MoeCase]:
             error=f"{EXPERTS}.4.gate_proj: lora_A has shape [2, 32], expected [2, 64]",
         ),
         "router": gate,
+        "experts for an engine of several ranks": MoeCase(plain, wanted, engine="parallel"),
         "router as a target parameter": MoeCase(
             router.tensors,
             router.updates,

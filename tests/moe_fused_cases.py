@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,15 @@ def _stacked() -> dict[str, MoeCase]:
         "a shared outer factor of gate_up": MoeCase(
             outer_tensors,
             updates(EXPERTS, {n: {e: (a, whole[n][e][1]) for e in b} for n in GATE_UP}, 4.0),
+        ),
+        "shared outer factors for an engine of such": replace(
+            shared(3, ("w1", "w3", "w2")), engine="shared"
+        ),
+        "experts of their own for an engine of shared ones": MoeCase(
+            stack,
+            error=f"{EXPERTS}.gate_proj: lora_A differs between experts, but the engine runs with "
+            "enable_moe_shared_loras",
+            engine="shared",
         ),
         "stacks of four experts": MoeCase(
             {name: array[:4] for name, array in stack.items()},

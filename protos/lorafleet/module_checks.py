@@ -29,6 +29,7 @@ _TOWERS = frozenset(
 )
 TOWER = "tower"
 """The one value of `drop_unmatched`: what is left out is a tower's."""
+SHARED = "enable_moe_shared_loras"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,9})\.")
 
 
@@ -168,6 +169,24 @@ def shapes(facts: Facts) -> AdapterRejected | None:
             f"{shown(expert_name(module, expert))}: {side} has shape [{window.rows}, {window.cols}], expected {wanted} "
             f"for base {shown(facts.profile.base_model)}{update}"
         )
+    return None
+
+
+def shared_factors(facts: Facts) -> AdapterRejected | None:
+    """An engine that keeps one outer factor for all experts has no room for several."""
+    if SHARED not in facts.profile.flags:
+        return None
+    for target in facts.assembly.targets.values():
+        module, parts = target.module, target.parts.values()
+        if module.kind is not ModuleKind.EXPERTS or not parts:
+            continue
+        down = module.name.endswith((".down_proj", ".w2"))
+        outer = {part.b if down else part.a for part in parts}
+        if len(outer) > 1 or len(parts) < module.num_experts:
+            return InvalidAdapter(
+                f"{shown(module.name)}: {'lora_B' if down else 'lora_A'} differs between experts, "
+                f"but the engine runs with {SHARED}"
+            )
     return None
 
 

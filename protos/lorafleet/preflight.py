@@ -65,6 +65,7 @@ MODULE_CHECKS: tuple[Callable[[Facts], AdapterRejected | None], ...] = (
     module_checks.shapes,
     module_checks.declared_ranks,
     module_checks.highest_rank,
+    module_checks.shared_factors,
     _base_model,
 )
 

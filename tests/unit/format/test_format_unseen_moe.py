@@ -30,6 +30,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("qwen3-moe", moe),
         ("qwen3-dense", profile("qwen3-dense")),
         ("mixtral", replace(moe, modules=modules)),
+        ("shared", replace(moe, flags=("enable_moe_shared_loras",))),
+        ("parallel", replace(moe, tensor_parallel_size=2, expert_parallel=True)),
     ):
         (folder / f"{name}.json").write_text(engine.to_json())
     return folder
