@@ -61,7 +61,7 @@ class ControlSocket:
         response = await self._request("GET", "/v1/profile", None, _WORKER_SECONDS)
         try:
             return EngineProfile.from_json(response.text)
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise EngineRejected(f"engine sent a profile that cannot be read: {error}") from error
 
     async def state(self) -> EngineState:

@@ -27,7 +27,7 @@ class ProfileCache:
         with contextlib.suppress(FileNotFoundError):
             try:
                 self._profile = EngineProfile.from_json(path.read_text())
-            except (ValueError, TypeError, AttributeError) as error:
+            except ValueError as error:
                 log.warning("ignored %s: %s", path, error)
 
     def get(self) -> EngineProfile:

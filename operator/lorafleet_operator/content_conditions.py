@@ -1,6 +1,7 @@
-"""What a pass says of the content itself: how it was rewritten, and whether it changes nothing.
+"""What a pass says of the content itself: how it was rewritten, what of it is left out, and whether
+it changes nothing.
 
-Neither has a part in Ready: a rewritten adapter is as good as one that was canonical already, and
+None has a part in Ready: a rewritten adapter is as good as one that was canonical already, and
 one that changes nothing is served as it was written. Pure.
 """
 
@@ -21,7 +22,8 @@ Found = tuple[ConditionType, bool | None, Reason, str]
 
 def content_conditions(facts: Facts) -> list[Found]:
     """Return what is known; a condition that is not known is left as it was."""
-    return [found for found in (_normalized(facts), _identity(facts)) if found is not None]
+    found = (_normalized(facts), _partial(facts), _identity(facts))
+    return [each for each in found if each is not None]
 
 
 def _normalized(facts: Facts) -> Found | None:
@@ -38,6 +40,19 @@ def _normalized(facts: Facts) -> Found | None:
     return ConditionType.NORMALIZED, True, Reason.REWRITTEN, text
 
 
+def _partial(facts: Facts) -> Found | None:
+    """What the engines lack refuses the adapter; only the spec can leave it out."""
+    accepted = [verdict for verdict in facts.verdicts.values() if verdict.error is None]
+    lines = sorted({verdict.left_out for verdict in accepted if verdict.left_out})
+    if lines:
+        text = "; ".join(lines)
+        return ConditionType.PARTIALLY_APPLIED, True, Reason.TOWER_DROPPED, text
+    if not accepted or not _was_said(facts, ConditionType.PARTIALLY_APPLIED):
+        return None
+    text = "every module is applied"
+    return ConditionType.PARTIALLY_APPLIED, False, Reason.APPLIED_WHOLE, text
+
+
 def _identity(facts: Facts) -> Found | None:
     staged = [
         entry
@@ -49,8 +64,11 @@ def _identity(facts: Facts) -> Found | None:
     if any(IDENTITY in entry.notes for entry in staged):
         text = "every lora_B is zero: requests get the base model's answers"
         return ConditionType.ADAPTER_IS_IDENTITY, True, Reason.ALL_ZERO, text
-    before = {entry.type for entry in facts.adapter.status.conditions}
-    if ConditionType.ADAPTER_IS_IDENTITY not in before:
+    if not _was_said(facts, ConditionType.ADAPTER_IS_IDENTITY):
         return None
     text = "the adapter changes the base model's answers"
     return ConditionType.ADAPTER_IS_IDENTITY, False, Reason.HAS_EFFECT, text
+
+
+def _was_said(facts: Facts, type_: ConditionType) -> bool:
+    return any(entry.type == type_ for entry in facts.adapter.status.conditions)

@@ -45,6 +45,9 @@ class Facts:
     fingerprint: str = ""
     """Identity of the wanted content, "" while nobody knows it."""
     origin: str = ""
+    """Address and revision, for people."""
+    revision: str = ""
+    """What the source calls the content."""
     source_error: LorafleetError | None = None
     """Why the source could not be read now."""
     # preflight, by pod UID

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_operator.awaited_secrets import AwaitedSecrets
+from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.writes import StatusWriter
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.transfer.client import Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
-from lorafleet_operator.wake import Wakeups
+from lorafleet_operator.wake import Seen, Wakeups
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
@@ -35,6 +38,10 @@ class Fleet:
         self.writer = StatusWriter(api)
         self.memory = Memory()
         self.wakeups = Wakeups()
+        self.seen = Seen()
+        self.secrets = AwaitedSecrets(
+            ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
+        )
         self.transfers = asyncio.Semaphore(settings.transfers)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
@@ -84,6 +91,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.secrets.close()
         await self.links.close()
         await self.api.close()
 

@@ -132,10 +132,16 @@ async def pool_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.event(*ADAPTERS)
 async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
-    """Wake the adapter; when one comes or goes, also its pool and whoever shares its name."""
+    """Wake the adapter; when one comes or goes, also its pool and whoever shares its name.
+
+    What a pass has just written of it is no reason for another.
+    """
     fleet: Fleet = memo.fleet
     fleet.alive()
-    fleet.wakeups.wake(_key(body))
+    if fleet.seen.changed(body):
+        fleet.wakeups.wake(_key(body), news=True)
+    if event["type"] == "DELETED":
+        fleet.seen.forget(str(body.metadata.uid))
     if event["type"] in ("ADDED", "DELETED"):
         fleet.adapter_came_or_went(LoRAAdapter.model_validate(dict(body)))
 

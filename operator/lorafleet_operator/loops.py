@@ -25,8 +25,8 @@ _LOG: Final = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 2.0
 """Pause between tries of a deletion that failed for a reason of ours."""
 _QUIET_SECONDS: Final = 5.0
-"""Longest time after a failure during which wake-ups wait: a failure that changes an inventory
-would wake its own loop."""
+"""Longest time after a failure during which wake-ups wait, but for news from people: a failure that
+changes an inventory would wake its own loop."""
 
 
 class Stopper(Protocol):
@@ -65,7 +65,8 @@ async def keep(
 ) -> None:
     """Run `one_pass` at each wake-up of `key` and after each `interval()` seconds, until stopped.
 
-    A pass that returns False or raises is repeated with growing delays.
+    A pass that returns False or raises is repeated with growing delays, which begin anew when
+    people have changed something.
     """
     stopping = asyncio.create_task(_set(stopped))
     failures = 0
@@ -79,8 +80,10 @@ async def keep(
                 if failures:
                     delay = backoff(failures, settings, random.random())  # noqa: S311 - jitter
                     quiet = min(delay, _QUIET_SECONDS)
-                    await _unless(stopping, asyncio.sleep(quiet))
-                    await _unless(stopping, flag.wait(max(0.0, delay - quiet)))
+                    news = await _unless(stopping, flag.wait_for_news(quiet)) or await _unless(
+                        stopping, flag.wait(max(0.0, delay - quiet))
+                    )
+                    failures = 0 if news else failures
                 else:
                     jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
                     await _unless(stopping, flag.wait(interval() * jitter))

@@ -27,6 +27,7 @@ class Look:
     fingerprint: str = ""
     origin: str = ""
     """Address and revision, for people."""
+    revision: str = ""
     normalized: tuple[str, ...] = ()
     error: LorafleetError | None = None
 
@@ -39,6 +40,7 @@ class Verdict:
     rank: int = 0
     normalized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: str = ""
     error: LorafleetError | None = None
 
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
-from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
+from lorafleet_operator.api.v1alpha1 import (
+    EnginePool,
+    EnginePoolStatus,
+    LoRAAdapter,
+    LoRAAdapterStatus,
+)
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
@@ -18,8 +23,9 @@ from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import transitions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from lorafleet_operator.api.meta import Condition
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
 
@@ -54,8 +60,19 @@ async def _publish(body: Mapping[str, Any], fleet: Fleet, result: Report) -> Non
     """Write the status, and post Events about what has changed in it."""
     before = LoRAAdapterStatus.model_validate(fleet.writer.newest(body))
     await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
+    await _tell(names.ADAPTER_KIND, body, fleet, before.conditions, result.status.conditions)
+
+
+async def _tell(
+    kind: str,
+    body: Mapping[str, Any],
+    fleet: Fleet,
+    before: Sequence[Condition],
+    now: Sequence[Condition],
+) -> None:
+    """Post Events about what has changed in an object's conditions."""
     metadata = body["metadata"]
-    for entry in transitions(before.conditions, result.status.conditions):
+    for entry in transitions(before, now):
         _LOG.info(
             "%s/%s: %s=%s %s: %s",
             metadata["namespace"],
@@ -64,7 +81,7 @@ async def _publish(body: Mapping[str, Any], fleet: Fleet, result: Report) -> Non
         )
         await post_event(
             fleet.api,
-            names.ADAPTER_KIND,
+            kind,
             body,
             type_="Normal" if entry.status == "True" else "Warning",
             reason=entry.reason,
@@ -77,7 +94,9 @@ async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     pool = EnginePool.model_validate(fleet.writer.current(body))
     with metrics.RECONCILE_SECONDS.labels(names.POOL_KIND).time():
         status = await reconcile_pool(pool, fleet)
+    before = EnginePoolStatus.model_validate(fleet.writer.newest(body))
     await fleet.writer.write(names.POOL_KIND, body, status.to_api())
+    await _tell(names.POOL_KIND, body, fleet, before.conditions, status.conditions)
     return True
 
 
@@ -112,6 +131,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
             await flag.wait(_DELETION_POLL_SECONDS)
     crash_at("unloaded")
     fleet.memory.forget(adapter.metadata.uid)
+    fleet.secrets.follow(adapter.key, None)
     fleet.writer.forget(adapter.metadata.uid)
     if not succeeded():
         metrics.forget_adapter(namespace, adapter.metadata.name)

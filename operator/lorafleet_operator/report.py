@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
 _QUIET: Final = frozenset(
     {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}
-    | {Reason.AS_FOUND, Reason.HAS_EFFECT}
+    | {Reason.AS_FOUND, Reason.APPLIED_WHOLE, Reason.HAS_EFFECT, Reason.ENGINES_STARTING}
 )
 """Steps on the way and plain facts, seen in the conditions: no Events about them."""
+
+
+_WORTH_AN_EVENT: Final = frozenset(
+    {ConditionType.READY, ConditionType.PARTIALLY_APPLIED, ConditionType.ENGINES_READY}
+)
+"""Conditions whose becoming True is news too."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         observed_generation=generation,
         digest=digest,
         fingerprint=facts.fingerprint or old.fingerprint,
+        resolved_revision=facts.revision[:512] or old.resolved_revision,
         served_name=facts.adapter.served_name,
         size_bytes=old.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=old.rank if facts.rank is None else facts.rank,
@@ -109,14 +116,15 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
 
 
 def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Condition]:
-    """Return the conditions that people should hear of: new failures, and becoming Ready."""
+    """Return the conditions that people should hear of: new failures, becoming Ready, and a part
+    that is left out."""
     before = {entry.type: (entry.status, entry.reason) for entry in old}
     return [
         entry
         for entry in new
         if before.get(entry.type) != (entry.status, entry.reason)
         and entry.reason not in _QUIET
-        and (entry.status == "False" or entry.type == ConditionType.READY)
+        and (entry.status == "False" or entry.type in _WORTH_AN_EVENT)
     ]
 
 

@@ -14,6 +14,7 @@ from lorafleet.layout import plan_layout
 from lorafleet.peft_config import AdapterConfig
 
 from lorafleet_operator import metrics
+from lorafleet_operator.awaited_secrets import Referenced
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.memory import Look, Verdict
@@ -41,6 +42,8 @@ class SourceReader:
         self._fleet = fleet
         self._source: Source | None = None
         self._content: ResolvedAdapter | None = None
+        self.secret: Referenced | None = None
+        """The Secret that was read for the source."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,9 +64,10 @@ class SourceReader:
             spec = adapter.spec.source
             secret = None
             if spec.credentials_secret_ref is not None:
-                secret = await reads.secret(
-                    self._fleet.api, adapter.metadata.namespace, spec.credentials_secret_ref.name
-                )
+                place = (adapter.metadata.namespace, spec.credentials_secret_ref.name)
+                found = await reads.secret(self._fleet.api, *place)
+                self.secret = Referenced(*place, found.version)
+                secret = found.data
             source = open_source(
                 spec,
                 namespace=adapter.metadata.namespace,
@@ -118,13 +122,14 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
                 now,
                 fingerprint=content.fingerprint,
                 origin=f"{content.uri} at {content.revision}",
+                revision=content.revision,
                 normalized=content.normalized,
             )
             fleet.memory.keep_look(uid, look)
     crash_at("resolved")
     facts.source_error = look.error
     facts.fingerprint = look.fingerprint
-    facts.origin = look.origin
+    facts.origin, facts.revision = look.origin, look.revision
     if look.error is not None and not look.error.terminal:
         status = adapter.status
         if status.observed_generation == generation:
@@ -196,4 +201,5 @@ def judge(
         rank=layout.rank,
         normalized=(*content.normalized, *layout.normalized),
         notes=layout.notes,
+        left_out=layout.left_out,
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 class Flag:
@@ -16,20 +16,57 @@ class Flag:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._news = asyncio.Event()
 
-    def set(self) -> None:
-        """Make the loop run a pass soon."""
+    def set(self, *, news: bool = False) -> None:
+        """Make the loop run a pass soon; at once if people have changed something (`news`)."""
         self._event.set()
+        if news:
+            self._news.set()
 
-    async def wait(self, seconds: float) -> None:
-        """Return at the next wake-up or after `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return
-        finally:
-            self._event.clear()
+    async def wait(self, seconds: float) -> bool:
+        """Return at the next wake-up or after `seconds`: whether there is news."""
+        await _set_within(self._event, seconds)
+        self._event.clear()
+        return self._take_news()
+
+    async def wait_for_news(self, seconds: float) -> bool:
+        """Return at the next news or after `seconds`: whether there is any. Keeps other wake-ups."""
+        await _set_within(self._news, seconds)
+        return self._take_news()
+
+    def _take_news(self) -> bool:
+        found = self._news.is_set()
+        self._news.clear()
+        return found
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+class Seen:
+    """What people last said of each object: all that a pass depends on but the status."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[Any, ...]] = {}
+
+    def changed(self, body: Mapping[str, Any]) -> bool:
+        """Return whether `body` says another thing than the last one of its object did."""
+        metadata = body["metadata"]
+        annotations = dict(metadata.get("annotations") or {})
+        said = (metadata.get("generation"), metadata.get("deletionTimestamp"), annotations)
+        before = self._last.get(metadata["uid"])
+        self._last[metadata["uid"]] = said
+        return said != before
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of an object that is gone."""
+        self._last.pop(uid, None)
 
 
 class Wakeups:
@@ -42,10 +79,13 @@ class Wakeups:
     def __init__(self) -> None:
         self._flags: defaultdict[str, set[Flag]] = defaultdict(set)
 
-    def wake(self, key: str) -> None:
-        """Make the loops of `key` run a pass soon; no-op for keys without a loop."""
+    def wake(self, key: str, *, news: bool = False) -> None:
+        """Make the loops of `key` run a pass soon; no-op for keys without a loop.
+
+        `news`: what people have changed is looked at at once, whatever failed before it.
+        """
         for flag in self._flags.get(key, ()):
-            flag.set()
+            flag.set(news=news)
 
     @contextmanager
     def loop(self, key: str) -> Iterator[Flag]:

@@ -44,6 +44,8 @@ class EngineView:
     inventory: pb.Inventory | None = None
     """The latest inventory, None if the sidecar never answered."""
     profile: EngineProfile | None = None
+    profile_problem: str = ""
+    """Why the sidecar's answer for the profile cannot be read: nothing can be checked then."""
     digests: Mapping[str, str] | None = None
     """Fingerprint -> digest, as far as the sidecar named them."""
 
@@ -63,6 +65,8 @@ class EngineView:
         """What the sidecar says of its engine; Unreachable without contact."""
         if self.problem or self.inventory is None:
             return EngineHealth.UNREACHABLE
+        if self.profile_problem:
+            return EngineHealth.REFUSED
         return _HEALTH.get(self.inventory.health, EngineHealth.STARTING)
 
     @property
@@ -75,7 +79,9 @@ class EngineView:
         """Why the engine is not Ready, in the sidecar's own words."""
         if self.problem or self.inventory is None:
             return self.problem or "the sidecar has not answered yet"
-        return self.inventory.health_message or self.inventory.plugin_message
+        return (
+            self.profile_problem or self.inventory.health_message or self.inventory.plugin_message
+        )
 
     @property
     def base_models(self) -> tuple[str, ...]:
@@ -168,6 +174,7 @@ def engine_view(pod: EnginePod, links: Links, *, member: bool = True) -> EngineV
         ill_for=link.ill_for(),
         inventory=link.inventory,
         profile=link.profile,
+        profile_problem=link.profile_problem,
         digests=link.digests,
     )
 

@@ -14,7 +14,6 @@ LorafleetError
 ├── EngineError
 │   ├── EngineUnreachable  the sidecar or vLLM does not answer
 │   ├── EngineRejected     vLLM answered and refused
-│   ├── PluginInactive     an operation that needs the plugin, on an engine without it
 │   └── NameTaken          the served name belongs to another adapter or to the base model
 └── SourceError            where the adapter comes from, not what is in it
     ├── SourceNotFound     a file, bucket, claim or address does not exist
@@ -26,6 +25,10 @@ LorafleetError
 Each class carries `reason` (the condition reason and the value of the gRPC trailing metadata
 key `lorafleet-reason`) and `terminal` (whether a retry without a change can help). The message
 is one line that names what was found and what was wanted.
+
+Every reason here is provoked through the running operator and read in `kubectl describe` by
+tests/chain/test_operator_describe.py, which fails for one that it does not know. What a person does
+with one command alone (`lorafleet inspect`) is refused by subclasses in its own package.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class TransferInterrupted(StagingError):
 class StagingBusy(StagingError):
     """Raised when another stream is staging the same content."""
 
-    reason = "Staging"
+    reason = "StagingBusy"
 
 
 class EngineError(LorafleetError):
@@ -109,12 +112,6 @@ class EngineUnreachable(EngineError):
 
 class EngineRejected(EngineError):
     """Raised when vLLM answered and refused; carries its text."""
-
-
-class PluginInactive(EngineError):
-    """Raised when an operation needs the plugin and the engine runs without it."""
-
-    reason = "PluginInactive"
 
 
 class NameTaken(EngineError):

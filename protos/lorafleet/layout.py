@@ -18,7 +18,7 @@ from lorafleet.errors import AdapterRejected, InvalidAdapter
 from lorafleet.fingerprint import to_text
 from lorafleet.header import join_header
 from lorafleet.keys import read_keys
-from lorafleet.module_checks import TOWER, Facts, dropped, without_towers
+from lorafleet.module_checks import TOWER, Facts, dropped, left_out, without_towers
 from lorafleet.moves import Copy, Moves
 from lorafleet.packing import pack
 from lorafleet.places import Engine
@@ -63,6 +63,7 @@ class CanonicalLayout:
     normalized: tuple[str, ...]  # rewrites that were needed, for the condition of that name
     notes: tuple[str, ...]  # warnings for people
     moves: Moves
+    left_out: str = ""  # how much of the adapter the engine lacks and the spec leaves out
 
     def copies(self, begin: int, end: int) -> Iterator[Copy]:
         """Yield the copies that bytes [begin, end) of the source's data section feed.
@@ -161,6 +162,7 @@ def plan_layout(
         ),
         notes=warnings(facts),
         moves=Moves(packing.moves, dtype),
+        left_out=left_out(assembly.placed, towers),
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 
 class ModuleKind(StrEnum):
@@ -60,12 +60,45 @@ class EngineProfile:
 
     @classmethod
     def from_json(cls, text: str) -> EngineProfile:
-        """Return the profile that `to_json` wrote. Raises ValueError for anything else."""
-        raw: dict[str, Any] = json.loads(text)
-        modules = tuple(
-            LoraModule(**{**module, "kind": ModuleKind(module["kind"])})
-            for module in raw.pop("modules", ())
-        )
-        for name in ("base_model_aliases", "flags"):
-            raw[name] = tuple(raw.get(name, ()))
-        return cls(modules=modules, **raw)
+        """Return the profile that `to_json` wrote. Raises ValueError, one line, for anything else."""
+        try:
+            raw = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        modules: Any = raw.pop("modules", []) if isinstance(raw, dict) else []
+        if not isinstance(modules, list):
+            raise ValueError(f"modules is {type(modules).__name__}, expected list")
+        read = [_read(LoraModule, each, f"modules[{i}]") for i, each in enumerate(modules)]
+        return replace(_read(cls, raw, ""), modules=tuple(read))
+
+
+_T = TypeVar("_T", EngineProfile, LoraModule)
+_SIMPLE: dict[str, type[Any]] = {"str": str, "int": int, "bool": bool}
+
+
+def _read(kind: type[_T], raw: Any, where: str) -> _T:
+    """Return the `kind` that a JSON object holds, with every value of the type it is declared."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where or 'it'} is {type(raw).__name__}, expected an object")
+    values = {name: _value(kind, name, value, where) for name, value in raw.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:  # a field without a default is missing
+        raise ValueError(f"{where or 'it'}: {str(error).partition('() ')[2]}") from None
+
+
+def _value(kind: type[EngineProfile] | type[LoraModule], name: str, value: Any, where: str) -> Any:
+    path = f"{where}.{name}".lstrip(".")
+    declared = {field.name: str(field.type) for field in fields(kind)}.get(name)
+    if declared is None:
+        raise ValueError(f"{path[:80]!r} is unknown")
+    if declared == "ModuleKind":
+        return ModuleKind(value)
+    wanted = _SIMPLE.get(declared, list)
+    if type(value) is not wanted:  # true is an int too, for isinstance
+        raise ValueError(f"{path} is {type(value).__name__}, expected {wanted.__name__}")
+    if wanted is not list:
+        return value
+    if not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{path} holds more than names")
+    return tuple(value)

@@ -170,7 +170,7 @@ async def test_one_writer_at_a_time_for_one_source(sidecar: Serving) -> None:
     first = StageCall(sidecar.channel)
     await first.manifest(ADAPTER.manifest())
     error = await refusal(sidecar, ADAPTER.manifest())
-    assert (reason(error), error.code()) == ("Staging", grpc.StatusCode.ABORTED)
+    assert (reason(error), error.code()) == ("StagingBusy", grpc.StatusCode.ABORTED)
     assert reserved(sidecar) == EXTENT
     for cut in CUTS:
         await first.chunk(*ADAPTER.chunk(*cut))

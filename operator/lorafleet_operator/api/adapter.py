@@ -131,6 +131,8 @@ class LoRAAdapterStatus(ApiModel):
     """Revision that should be served: digest of the canonical content."""
     fingerprint: str = Field(default="", max_length=512)
     """Identity of the source's content when it was last read."""
+    resolved_revision: str = Field(default="", max_length=512)
+    """What the source calls that content: an ETag, generation, commit, digest or time."""
     served_name: str = Field(default="", max_length=1024)
     """What clients send as `model`."""
     size_bytes: Int64 | None = Field(default=None, ge=0)

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 class ConditionType(StrEnum):
     """What is observed, in the order of the flow.
 
-    True is good, but for Normalized and AdapterIsIdentity, which say something of the content and
-    have no part in Ready.
+    True is good, but for Normalized, PartiallyApplied and AdapterIsIdentity, which say something of
+    the content and have no part in Ready.
     """
 
     SOURCE_RESOLVED = "SourceResolved"
     """The source was read and its content fits the pool's engines."""
     NORMALIZED = "Normalized"
     """Rewrites were needed to give the canonical form; the message counts and names them."""
+    PARTIALLY_APPLIED = "PartiallyApplied"
+    """The spec leaves modules out that the engines lack; the message counts and names them."""
     ADAPTER_IS_IDENTITY = "AdapterIsIdentity"
     """Every lora_B is zero: the adapter is served and changes nothing."""
     PLACED = "Placed"
@@ -89,6 +91,12 @@ class Reason(StrEnum):
     AS_FOUND = "AsFound"
     """The files were canonical already."""
 
+    # PartiallyApplied
+    TOWER_DROPPED = "TowerDropped"
+    """dropUnmatched left out what only a vision or audio tower could use."""
+    APPLIED_WHOLE = "AppliedWhole"
+    """The content is another now, or the spec, and nothing is left out any more."""
+
     # AdapterIsIdentity
     ALL_ZERO = "AllZero"
     """Every lora_B is zero, as after a training that stored nothing."""
@@ -114,6 +122,8 @@ class Reason(StrEnum):
     """Engines are loading the staged revision."""
     STAGING_FULL = "StagingFull"
     """An engine's arena has no room now and nothing in it may be evicted."""
+    STAGING_BUSY = "StagingBusy"
+    """Another stream is sending the same content to an engine; tried again."""
     TRANSFER_INTERRUPTED = "TransferInterrupted"
     """A transfer broke; it resumes where it stopped."""
     ENGINE_UNREACHABLE = "EngineUnreachable"
@@ -171,11 +181,10 @@ OUTCOMES: Final[dict[type[errors.LorafleetError], Outcome]] = {
     errors.StagingError: Outcome(ConditionType.LOADED, Reason.TRANSFER_INTERRUPTED, False),
     errors.StagingFull: Outcome(ConditionType.LOADED, Reason.STAGING_FULL, False),
     errors.TransferInterrupted: Outcome(ConditionType.LOADED, Reason.TRANSFER_INTERRUPTED, False),
-    errors.StagingBusy: Outcome(ConditionType.LOADED, Reason.STAGING, False),
+    errors.StagingBusy: Outcome(ConditionType.LOADED, Reason.STAGING_BUSY, False),
     errors.EngineError: Outcome(ConditionType.LOADED, Reason.ENGINE_REJECTED, False),
     errors.EngineUnreachable: Outcome(ConditionType.LOADED, Reason.ENGINE_UNREACHABLE, False),
     errors.EngineRejected: Outcome(ConditionType.LOADED, Reason.ENGINE_REJECTED, False),
-    errors.PluginInactive: Outcome(ConditionType.LOADED, Reason.PLUGIN_INACTIVE, False),
     errors.NameTaken: Outcome(ConditionType.LOADED, Reason.NAME_TAKEN, False),
     errors.SourceError: Outcome(ConditionType.SOURCE_RESOLVED, Reason.SOURCE_UNAVAILABLE, False),
     errors.SourceNotFound: Outcome(ConditionType.SOURCE_RESOLVED, Reason.SOURCE_NOT_FOUND, False),

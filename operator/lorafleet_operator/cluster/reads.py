@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import ClientError
 from kubernetes.aio import client, config
+from lorafleet.errors import AccessDenied
 
 from lorafleet_operator.api import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -103,13 +105,27 @@ async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, An
     return found
 
 
-async def secret(api: client.ApiClient, namespace: str, name: str) -> dict[str, bytes] | None:
-    """Return the decoded data of a Secret, None if it does not exist or may not be read."""
+@dataclass(frozen=True)
+class Secret:
+    """A Secret as it was read; `data` is None if there is none."""
+
+    data: Mapping[str, bytes] | None = field(repr=False, default=None)
+    version: str = ""
+    """Its resourceVersion, "" if there is none."""
+
+
+async def secret(api: client.ApiClient, namespace: str, name: str) -> Secret:
+    """Return the decoded data of a Secret. Raises AccessDenied if the operator may not read it."""
     try:
         found = await client.CoreV1Api(api).read_namespaced_secret(name, namespace)
     except client.ApiException as error:
-        if error.status in (403, 404):
-            return None
+        if error.status == 404:
+            return Secret()
+        if error.status == 403:
+            raise AccessDenied(
+                f"the operator may not read Secret {namespace}/{name}: its role in the namespace "
+                "lacks get on secrets"
+            ) from None
         raise
     decoded = {}
     for key, value in (found.data or {}).items():
@@ -117,7 +133,25 @@ async def secret(api: client.ApiClient, namespace: str, name: str) -> dict[str, 
             decoded[key] = base64.b64decode(value, validate=True)
         except binascii.Error:
             continue
-    return decoded
+    return Secret(decoded, found.metadata.resource_version)
+
+
+async def secret_version(api: client.ApiClient, namespace: str, name: str) -> str:
+    """Return what `secret` would tell as version; the content is not asked for.
+
+    Raises NoAnswer, also while the operator may not read it.
+    """
+    try:
+        found = await client.CoreV1Api(api).read_namespaced_secret(
+            name, namespace, _headers={"Accept": _METADATA_ONLY}, _request_timeout=10.0
+        )
+    except client.ApiException as error:
+        if error.status == 404:
+            return ""
+        raise NoAnswer(f"Secret {namespace}/{name}: {error.status} {error.reason}") from None
+    except (ClientError, TimeoutError) as error:
+        raise NoAnswer(f"the API server does not answer: {error}") from None
+    return str(found.metadata.resource_version)
 
 
 async def first_adapter(api: client.ApiClient, namespaces: tuple[str, ...]) -> None:

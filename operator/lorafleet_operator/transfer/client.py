@@ -6,7 +6,6 @@ its trailing metadata names the class, and without one the sidecar itself did no
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -89,17 +88,20 @@ class SidecarClient:
         return inventory
 
     async def profile(self, seconds: float) -> EngineProfile:
-        """Return what the engine can take. Raises EngineUnreachable before vLLM is up."""
+        """Return what the engine can take.
+
+        Raises EngineUnreachable before vLLM is up, LorafleetError for an answer that is none.
+        """
         with self._translated():
             answer = await self._stub.GetEngineProfile(
                 pb.GetEngineProfileRequest(), timeout=seconds
             )
         try:
             return EngineProfile.from_json(answer.profile_json)
-        except (ValueError, TypeError, KeyError, json.JSONDecodeError) as error:
+        except ValueError as error:
             raise LorafleetError(
-                f"sidecar at {self.address} sent no engine profile: {error}"
-            ) from error
+                f"sidecar at {self.address} sent an engine profile that cannot be read: {error}"
+            ) from None
 
     async def watch(self) -> AsyncIterator[pb.Inventory]:
         """Yield the inventory now and at each change, until the stream breaks."""

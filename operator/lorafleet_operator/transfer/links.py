@@ -62,6 +62,8 @@ class EngineLink:
         self.client = SidecarClient(endpoint.host, endpoint.port, self._tls)
         self.inventory: pb.Inventory | None = None
         self.profile: EngineProfile | None = None
+        self.profile_problem = ""
+        """Why the sidecar's answer is no profile; empty while it has none, which its health says."""
         self.digests: dict[str, str] = {}
         """Fingerprint -> digest from commits: an inventory names one source for each revision."""
         self.problem = f"sidecar at {self.client.address} has not answered yet"
@@ -173,15 +175,21 @@ class EngineLink:
             return
         try:
             profile = await self.client.profile(ANSWER_SECONDS)
-        except LorafleetError:
+        except EngineUnreachable:
             # Before vLLM was ever up there is no profile: the health says so already.
-            self._profile_of = None
+            self._profile_of, self.profile_problem = None, ""
+            return
+        except LorafleetError as error:
+            self._profile_of, known = None, self.profile_problem
+            self.profile_problem = str(error)
+            if self.profile_problem != known:
+                self._on_change(self, None)
             return
         finally:
             self.tried.set()
         self._profile_of = version
-        if profile != self.profile:
-            self.profile = profile
+        if profile != self.profile or self.profile_problem:
+            self.profile, self.profile_problem = profile, ""
             self._on_change(self, self.inventory)
 
     def _lost(self, problem: str) -> None:
