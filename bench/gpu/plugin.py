@@ -1,6 +1,6 @@
 """Loads of a 6.29 GiB adapter (Qwen3-30B-A3B's shape, rank 64) on one GPU: one JSON line a figure.
 
-    PYTHONPATH=engine_sidecar:protos:tests:$PYTHONPATH python bench/gpu_plugin.py
+    PYTHONPATH=engine_sidecar:protos:tests:$PYTHONPATH python bench/gpu/plugin.py
 
 Needs about 70 GiB of GPU memory and 20 GiB of /dev/shm. `LORAFLEET_BENCH_LAYERS=4` makes a smaller
 one. The base model has random weights; the adapter is random too.

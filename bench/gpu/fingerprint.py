@@ -1,6 +1,6 @@
 """What the proof of a slot costs on a GPU, without vLLM: one JSON line each.
 
-    PYTHONPATH=engine_sidecar:protos python bench/gpu_fingerprint.py
+    PYTHONPATH=engine_sidecar:protos python bench/gpu/fingerprint.py
 
 The shapes are those of one layer of Qwen3-30B-A3B with rank 64 in slots of rank 64; 48 such layers are
 6.29 GiB. The fingerprints are compared with the sidecar's.

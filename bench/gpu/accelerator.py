@@ -1,0 +1,91 @@
+"""The few questions to the GPU; on a machine without one they are answered with nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CUDA = torch.cuda.is_available()
+_PIECE = 256 << 20
+
+
+def synchronize() -> None:
+    """Wait for all that was given to the GPU."""
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def allocated() -> int:
+    """Return torch's bytes in tensors."""
+    synchronize()
+    return int(torch.cuda.memory_allocated()) if CUDA else 0
+
+
+@dataclass
+class Peak:
+    """`torch_bytes`: above what tensors held at the start; `driver_bytes`: above what was used.
+
+    The driver's figure also sees what torch does not count, and hides what its cache already had.
+    """
+
+    torch_bytes: int = 0
+    driver_bytes: int = 0
+    kept_bytes: int = 0
+
+
+@contextmanager
+def peak() -> Iterator[Peak]:
+    """Watch GPU memory over the block; the driver is asked about every half millisecond."""
+    found = Peak()
+    if not CUDA:
+        yield found
+        return
+    before = allocated()
+    torch.cuda.empty_cache()
+    free = lowest = torch.cuda.mem_get_info()[0]
+    torch.cuda.reset_peak_memory_stats()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal lowest
+        while not done.is_set():
+            lowest = min(lowest, torch.cuda.mem_get_info()[0])
+            time.sleep(0.0005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+        torch.cuda.synchronize()
+    finally:
+        done.set()
+        watcher.join()
+    found.torch_bytes = torch.cuda.max_memory_allocated() - before
+    found.driver_bytes = free - lowest
+    found.kept_bytes = allocated() - before
+
+
+def copy_seconds(source: torch.Tensor) -> float:
+    """Return the seconds of plain copies of page-locked `source` to the GPU, in big pieces."""
+    device = "cuda" if CUDA else "cpu"
+    target = torch.empty_like(source, device=device)
+    stream = torch.cuda.Stream() if CUDA else None
+    synchronize()
+    start = time.perf_counter()
+    with torch.cuda.stream(stream):
+        for at in range(0, source.numel(), _PIECE):
+            target[at : at + _PIECE].copy_(source[at : at + _PIECE], non_blocking=True)
+    synchronize()
+    seconds = time.perf_counter() - start
+    del target
+    if CUDA:
+        torch.cuda.empty_cache()
+    return seconds

@@ -1,0 +1,150 @@
+"""An engine of a benchmark's shape in this process, with CUDA graphs where there is a GPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import accelerator
+from paper_probe import Probe
+from plugin_requests import ours
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shapes import Shape
+    from staging import Staging
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the engine's start took: all of it, and of that the registering of the arena."""
+
+    seconds: float
+    register_seconds: float
+
+
+def engine_options(shape: Shape, model: Path) -> dict[str, Any]:
+    """Return vLLM's arguments for a model of random weights in `model`, which is made here."""
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(shape.config()))
+    return {
+        "model": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_cpu_loras": 2,
+        "max_lora_rank": shape.rank,
+        "max_model_len": 8192 if accelerator.CUDA else 1024,
+        "max_num_seqs": 16,
+        "dtype": "bfloat16",
+        "enforce_eager": not accelerator.CUDA,
+        "enable_prefix_caching": False,
+        **({"gpu_memory_utilization": 0.75} if accelerator.CUDA else {}),
+    }
+
+
+def start(shape: Shape, staging: Staging, folder: Path, **options: Any) -> tuple[Probe, Start]:
+    """Start the engine on `staging`'s volume."""
+    os.environ["LORAFLEET_VOLUME"] = str(staging.volume)
+    registering: list[float] = []
+    _time_registration(registering)
+    import lorafleet_vllm
+
+    lorafleet_vllm.register()
+    from vllm import LLM
+
+    arguments = engine_options(shape, folder / "model")
+    arguments |= {"distributed_executor_backend": "uni", **options}
+    begin = time.perf_counter()
+    llm = LLM(**arguments)
+    seconds = time.perf_counter() - begin
+    gc.collect()
+    gc.freeze()  # as vLLM's own engine process does: a collection is no part of a step
+    return Probe(llm, staging, folder), Start(seconds, sum(registering))
+
+
+def _time_registration(seconds: list[float]) -> None:
+    from lorafleet_vllm import cuda_host
+
+    original = cuda_host.register
+
+    def register(*arguments: Any, **options: Any) -> bool:
+        begin = time.perf_counter()
+        try:
+            return original(*arguments, **options)
+        finally:
+            seconds.append(time.perf_counter() - begin)
+
+    cuda_host.register = register
+
+
+def revision(staging: Staging, lora_int_id: int, name: str, loader: str = "direct") -> Any:
+    """Return a LoRARequest for a staged adapter."""
+    return ours(staging.volume, lora_int_id, staging.staged[name].digest, loader)
+
+
+def load_seconds(probe: Probe, request: Any) -> float:
+    """Return the seconds until the adapter of `request` is complete in a slot."""
+    accelerator.synchronize()
+    begin = time.perf_counter()
+    probe.llm.llm_engine.add_lora(request)
+    settle(probe, request.lora_int_id)
+    seconds = time.perf_counter() - begin
+    assert request.lora_int_id in probe.manager.lora_index_to_id, "no free slot"
+    return seconds
+
+
+def settle(probe: Probe, lora_int_id: int) -> None:
+    """Wait until the slot of an adapter is complete."""
+    accelerator.synchronize()
+
+
+def evict(probe: Probe, lora_int_id: int) -> None:
+    """Drop an adapter from slot and host tier as LRU does; its id stays known."""
+    probe.manager.remove_adapter(lora_int_id)
+
+
+def clear(probe: Probe) -> None:
+    """Unload everything."""
+    for lora_int_id in list(probe.residency.known):
+        probe.lora.remove_adapter(lora_int_id)
+    probe.lora.remove_all_adapters()
+
+
+def differing_slots(probe: Probe, left: int, right: int) -> list[str]:
+    """Return the buffers whose bits differ between the slots of two adapters."""
+    import torch
+    from slot_probe import stacked
+
+    slots = probe.manager.lora_index_to_id
+    one, other = slots.index(left), slots.index(right)
+    return [
+        f"{wrapper}/{name}"
+        for wrapper, layer in probe.manager.modules.items()
+        for name, tensor in stacked(layer).items()
+        if not torch.equal(_bits(tensor[one]), _bits(tensor[other]))
+    ]
+
+
+def _bits(tensor: Any) -> Any:
+    import torch
+
+    return tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+
+
+def soil(probe: Probe) -> None:
+    """Fill every free slot with what no adapter holds."""
+    import slot_probe
+
+    for index, owner in enumerate(probe.manager.lora_index_to_id):
+        if owner is None:
+            slot_probe.soil(probe.manager, index)
