@@ -29,6 +29,7 @@ class Assembly:
 
     targets: dict[str, Target] = field(default_factory=dict)
     unplaced: list[Pair] = field(default_factory=list)
+    unclear: tuple[str, ...] = ()  # of these the first with two places in the engine, and both
     placed: int = 0
     normalized: list[str] = field(default_factory=list)
 
@@ -68,6 +69,7 @@ class Assembler:
                 parts[base] = pair
             else:
                 self._add_placed(pair, place)
+        result.unclear = self.engine.unclear
         self._add_flat()
         if not self.engine.known:
             self._measure()

@@ -21,7 +21,11 @@ def no_dora(keys: Keys) -> str | None:
 
 def some_lora(keys: Keys) -> str | None:
     """At least one LoRA tensor."""
-    return None if keys.halves else "no LoRA tensors in adapter_model.safetensors"
+    if keys.halves:
+        return None
+    others = [*keys.unknown, *keys.base_weights, *keys.full_weights]
+    first = f" (first: {shown(others[0])})" if others else ""
+    return f"no LoRA tensors in adapter_model.safetensors{first}"
 
 
 def no_bias(keys: Keys) -> str | None:
@@ -46,7 +50,7 @@ def no_full_weights(keys: Keys) -> str | None:
     """Whole embeddings, which PEFT adds by itself after a resize of the vocabulary."""
     if not keys.full_weights:
         return None
-    names = ", ".join(sorted(set(keys.full_weights)))
+    names = listed([shown(name, 60) for name in sorted(set(keys.full_weights))])
     return f"full weights for {names} are in the file; retrain with LoRA on them or merge"
 
 

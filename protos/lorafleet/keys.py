@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _SIDES = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 1}
 _COMMON = {"lora_A.weight": 0, "lora_B.weight": 1}
 _EMBEDDINGS = frozenset({"embed_tokens", "lm_head", "wte", "word_embeddings", "embed_in"})
+_SAVED = "modules_to_save"
+_TRAINING_ONLY = frozenset({"lora_velora_embed", "lora_monteclora_sampler"})
+"""What PEFT saves beside the factors and reads only while it trains."""
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Keys:
     adapters: Counter[str] = field(default_factory=Counter)  # segments after lora_A
     passed_over: Counter[str] = field(default_factory=Counter)  # adapters that were not picked
     removed: Counter[str] = field(default_factory=Counter)  # wrapper segments
+    left_out: Counter[str] = field(default_factory=Counter)  # what only training uses
+    bare: int = 0  # lora_A and lora_B without `.weight`
     dora: list[str] = field(default_factory=list)
     biases: list[str] = field(default_factory=list)
     base_weights: list[str] = field(default_factory=list)
@@ -47,9 +52,17 @@ class Keys:
 
     def normalized(self) -> list[str]:
         """Return one line for each rewrite of names."""
-        return described(self.removed) + [
-            f"lora_A.{shown(name, 40)}.weight -> lora_A.weight ({count} keys)"
-            for name, count in sorted(self.adapters.items())
+        return [
+            *described(self.removed),
+            *(
+                f"lora_A.{shown(name, 40)}.weight -> lora_A.weight ({count} keys)"
+                for name, count in sorted(self.adapters.items())
+            ),
+            *([f"lora_A -> lora_A.weight ({self.bare} keys)"] if self.bare else []),
+            *(
+                f"left out, only training uses it: {role} ({count} tensors)"
+                for role, count in sorted(self.left_out.items())
+            ),
         ]
 
 
@@ -104,7 +117,8 @@ def _other(
 ) -> None:
     role, *rest = tail.split(".")
     if role in _SIDES and module and "bias" not in rest:
-        if rest and rest[-1] == "weight":
+        bare = not rest or rest[-1] != "weight"
+        if not bare:
             rest.pop()
         if len(rest) <= 1:
             if rest and adapter_name and rest[0] != adapter_name:
@@ -113,11 +127,17 @@ def _other(
             keys.adapters.update(rest)
             if role.startswith("lora_embedding"):
                 keys.embeddings.add(module)
+            elif bare and not rest:
+                keys.bare += 1
             _put(keys, module, _SIDES[role], entry)
             return
     segments = name.split(".")
     if role.startswith("lora_magnitude_vector"):
         keys.dora.append(name)
+    elif role in _TRAINING_ONLY:
+        keys.left_out[role] += 1
+    elif _SAVED in segments[1:]:
+        keys.full_weights.append(segments[segments.index(_SAVED, 1) - 1])
     elif not _EMBEDDINGS.isdisjoint(segments) and segments[-1] in ("weight", "bias"):
         keys.full_weights.append(next(s for s in segments if s in _EMBEDDINGS))
     elif role == "lora_B" or segments[-1] == "bias":

@@ -81,6 +81,9 @@ def modules_exist(facts: Facts) -> AdapterRejected | None:
     unplaced = facts.assembly.unplaced
     if not unplaced:
         return None
+    if facts.assembly.unclear:
+        name, *meant = map(shown, facts.assembly.unclear)
+        return InvalidAdapter(f"{name} may be {' or '.join(meant)}: the engine has both")
     towers = [pair.name for pair in unplaced if _tower(pair.name)]
     if towers and facts.assembly.placed:
         return InvalidAdapter(

@@ -51,6 +51,7 @@ class Engine:
         self.modules = {module.name: module for module in profile.modules}
         self.known = bool(self.modules)
         self.renamed: dict[tuple[str, str], int] = {}
+        self.unclear: tuple[str, ...] = ()  # the first name with two places, and what it may mean
         self._parameters: dict[str, tuple[LoraModule, ...]] = {}  # of all experts, by name
 
     def place(self, name: str) -> Place | None:
@@ -67,6 +68,8 @@ class Engine:
             if (place := self._locate(other)) is not None
         ]
         if len(places) != 1:
+            if places and not self.unclear:
+                self.unclear = (name, *(other for other, _ in places))
             return None
         other, place = places[0]
         for change in roots.changes(name, other):

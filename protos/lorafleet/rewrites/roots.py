@@ -41,7 +41,8 @@ def changes(name: str, other: str) -> Iterator[tuple[str, str]]:
     bare, other_bare = core(name), core(other)
     root, other_root = name[: len(name) - len(bare)], other[: len(other) - len(other_bare)]
     if root != other_root:
-        yield f"{root}layers.N", f"{other_root}layers.N"
+        what = "layers.N" if bare.startswith("layers.") else bare
+        yield root + what, other_root + what
     if bare != other_bare:
         yield next(
             (old.strip("."), new.strip("."))

@@ -22,9 +22,13 @@ def without_wrappers(key: str, removed: Counter[str]) -> str:
         for segment in _ANYWHERE.intersection(segments):
             removed[segment + "."] += 1
         key = ".".join(segment for segment in segments if segment not in _ANYWHERE)
+    peft = 0
     while True:
         if key.startswith(PEFT_PREFIX):
             key = key[len(PEFT_PREFIX) :]
+            peft += 1
+            if peft > 1:  # a model that was wrapped again before it was saved
+                removed[PEFT_PREFIX] += 1
         elif key.startswith(_DDP_PREFIX):
             key = key[len(_DDP_PREFIX) :]
             removed[_DDP_PREFIX] += 1

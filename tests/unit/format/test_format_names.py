@@ -83,7 +83,10 @@ def test_two_possible_roots_are_refused() -> None:
     twice = [replace(m, name=f"language_model.{m.name}") for m in DENSE.modules]
     engine = replace(DENSE, modules=DENSE.modules + tuple(twice))
     message = refusal(renamed("model.layers", "layers"), engine)
-    assert message == "no LoRA tensors match the engine (first: layers.0.self_attn.q_proj)"
+    name = "layers.0.self_attn.q_proj"
+    assert message == (
+        f"{name} may be model.{name} or language_model.model.{name}: the engine has both"
+    )
 
 
 def test_two_adapters_in_one_file_need_a_choice() -> None:
