@@ -1,4 +1,4 @@
-"""Page-locked host memory of others: the three driver calls that torch does not expose whole.
+"""Page-locked host memory of others: the driver calls that torch does not expose whole.
 
 They go through the libcudart that torch has loaded, because a refused registration leaves an
 error behind that torch's next call would report, and only the library can clear it.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 _PORTABLE = 0x01  # valid in every CUDA context
 _READ_ONLY = 0x08
 _READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
+_HOST_TO_DEVICE = 1
 _PAGE = 4096
 
 
@@ -51,3 +50,32 @@ def register(memory: torch.Tensor, *, read_only: bool) -> bool:
     if status:
         library.cudaGetLastError()
     return not status
+
+
+def copy_rows(
+    target: torch.Tensor,
+    source: torch.Tensor,
+    width: int,
+    count: int,
+    target_pitch: int,
+    source_pitch: int,
+) -> None:
+    """Copy `count` rows of `width` bytes from the host to the device, on torch's current stream.
+
+    Raises RuntimeError with the driver's number.
+    """
+    library = _library()
+    assert library is not None, "torch's CUDA has no libcudart"
+    status = library.cudaMemcpy2DAsync(
+        ctypes.c_void_p(target.data_ptr()),
+        ctypes.c_size_t(target_pitch),
+        ctypes.c_void_p(source.data_ptr()),
+        ctypes.c_size_t(source_pitch),
+        ctypes.c_size_t(width),
+        ctypes.c_size_t(count),
+        _HOST_TO_DEVICE,
+        ctypes.c_void_p(torch.cuda.current_stream(target.device).cuda_stream),
+    )
+    if status:
+        library.cudaGetLastError()
+        raise RuntimeError(f"cudaMemcpy2DAsync of {count} rows of {width} bytes failed: {status}")

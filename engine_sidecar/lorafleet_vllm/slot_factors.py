@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter, RankTooHigh
 
-from lorafleet_vllm.slots import Fill, Piece
+from lorafleet_vllm.pieces import ALL, Fill, Piece, Region
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def factor_a(name: str, slots: torch.Tensor, a: torch.Tensor) -> Fill:
     )
     rank = _rank(name, a.shape[-2], slots.shape[-2])
     zeros = ((slice(rank, None), slice(None)),) if rank < slots.shape[-2] else ()
-    return Fill(slots, (Piece((slice(rank), slice(None)), a),), zeros)
+    return Fill(slots, (Piece(_part(slice(rank), slice(None), zeros), a),), zeros)
 
 
 def factor_b(name: str, slots: torch.Tensor, b: torch.Tensor, scale: float | torch.Tensor) -> Fill:
@@ -41,7 +41,11 @@ def factor_b(name: str, slots: torch.Tensor, b: torch.Tensor, scale: float | tor
     check_features(name, "lora_B", b.shape[:-1], slots.shape[1:-1])
     rank = _rank(name, b.shape[-1], slots.shape[-1])
     zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[-1] else ()
-    return Fill(slots, (Piece((slice(None), slice(rank)), b, scale),), zeros)
+    return Fill(slots, (Piece(_part(slice(None), slice(rank), zeros), b, scale),), zeros)
+
+
+def _part(rows: slice, cols: slice, rest: tuple[Region, ...]) -> Region:
+    return (rows, cols) if rest else ALL
 
 
 def _rank(name: str, rank: int, limit: int) -> int:

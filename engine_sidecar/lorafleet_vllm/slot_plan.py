@@ -15,8 +15,9 @@ from vllm.lora.layers import (
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from lorafleet_vllm import slot_plan_moe
+from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
-from lorafleet_vllm.slots import Fill, LayerFill, Piece, SlotPlan
+from lorafleet_vllm.slots import LayerFill, SlotPlan
 
 
 def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:

@@ -6,18 +6,16 @@ The arena holds one projection of all experts side by side, [experts, rank, in] 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lorafleet.errors import InvalidAdapter
 
+from lorafleet_vllm.pieces import Fill, Piece, Region, Scale
 from lorafleet_vllm.slot_factors import factor_a, factor_b
-from lorafleet_vllm.slots import Fill, Piece, Region
 
 if TYPE_CHECKING:
     from lorafleet_vllm.slot_factors import Pair, Parts
-
-Scale: TypeAlias = float | torch.Tensor
 
 
 def split(layer: Any, pairs: Parts) -> list[Fill]:

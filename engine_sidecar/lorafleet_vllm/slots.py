@@ -9,35 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
-Region = tuple[slice, slice]  # rows and columns of the last two dimensions
-ALL: Region = (slice(None), slice(None))
+from lorafleet_vllm.copies import Copies
 
-
-@dataclass(frozen=True)
-class Piece:
-    """One tensor's place in a slot: `source` has the shape of `region`.
-
-    `scale` multiplies the copied values in place: a number, or a float32 tensor [experts, 1, 1].
-    """
-
-    region: Region
-    source: torch.Tensor
-    scale: float | torch.Tensor = 1.0
-
-
-@dataclass(frozen=True)
-class Fill:
-    """What one stacked buffer of a layer gets: `slots[index]` is the adapter's share of it.
-
-    `slots` is [max_loras, experts or 1, rows, cols], or [max_loras, rows, cols] (embedding A).
-    """
-
-    slots: torch.Tensor
-    pieces: tuple[Piece, ...] = ()
-    zeros: tuple[Region, ...] = (ALL,)
+if TYPE_CHECKING:
+    from lorafleet_vllm.pieces import Fill
 
 
 @dataclass(frozen=True)
@@ -50,6 +29,11 @@ class LayerFill:
     fills: tuple[Fill, ...]
     enabled: tuple[torch.Tensor, ...] = ()
     disabled: tuple[torch.Tensor, ...] = ()
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The calls that carry it out, found once."""
+        return Copies(self.fills)
 
     @cached_property
     def nbytes(self) -> int:
@@ -108,33 +92,8 @@ def write_layer(layer: LayerFill, index: int) -> None:
 
     It never waits for the device, and its temporary device memory is at most the layer's bytes.
     """
-    for fill in layer.fills:
-        slot = fill.slots[index]
-        for rows, cols in fill.zeros:
-            slot[..., rows, cols].zero_()
-        for piece in fill.pieces:
-            _copy(slot[..., piece.region[0], piece.region[1]], piece)
+    layer.copies.enqueue(index)
     for flags in layer.enabled:
         flags[index : index + 1].fill_(1)
     for flags in layer.disabled:
         flags[index : index + 1].fill_(0)
-
-
-def _copy(target: torch.Tensor, piece: Piece) -> None:
-    source = piece.source
-    if target.is_cuda and not source.is_contiguous():
-        # A transposed or sliced view: bring its rows over as they lie, reorder on the device.
-        source = _on_device(source, target.device)
-    target.copy_(source, non_blocking=True)
-    scale = piece.scale
-    if isinstance(scale, torch.Tensor):
-        target.mul_(scale.to(target.device, non_blocking=True))
-    elif scale != 1.0:
-        target.mul_(scale)
-
-
-def _on_device(source: torch.Tensor, device: torch.device) -> torch.Tensor:
-    flipped = source.mT
-    if flipped.is_contiguous():
-        return flipped.to(device, non_blocking=True).mT
-    return source.contiguous().to(device)
