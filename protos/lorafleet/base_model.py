@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lorafleet.profile import EngineProfile
+
+_PATH = re.compile(r"/|\.{1,2}(/|$)|~|[A-Za-z]:/|file:")
 
 
 def base_differs(found: str, profile: EngineProfile) -> bool:
@@ -32,4 +35,4 @@ def only_local(found: str, profile: EngineProfile) -> bool:
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(("/", "./", "../", "~")) or "\\" in name
+    return bool(_PATH.match(name)) or "\\" in name

@@ -56,11 +56,14 @@ def header_length(first8: bytes, file_name: str = "adapter_model.safetensors") -
     Raises InvalidAdapter when there are fewer bytes, or the length is below 2 or above 100 MB.
     """
     if len(first8) < 8:
-        raise InvalidAdapter(f"{file_name} has {len(first8)} bytes, a header needs at least 10")
+        raise InvalidAdapter(
+            f"{file_name} is incomplete (have {len(first8)} bytes, a header needs at least 10)"
+        )
     length = int.from_bytes(first8[:8], "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise InvalidAdapter(
-            f"{file_name}: header of {length} bytes, expected 2 to {MAX_HEADER_BYTES}"
+            f"{file_name} is not a safetensors file: header of {length} bytes, "
+            f"expected 2 to {MAX_HEADER_BYTES}"
         )
     return length
 
@@ -78,7 +81,7 @@ def parse_header(
     """
     try:
         raw = _load(json_bytes)
-        metadata = _metadata(raw.pop(_METADATA, {}))
+        metadata = _metadata(raw.pop(_METADATA, None))
         tensors = [_entry(name, info) for name, info in raw.items()]
         tensors.sort(key=attrgetter("begin", "end"))
         end = _covered(tensors)
@@ -141,6 +144,8 @@ def _no_float(text: str) -> float:
 
 
 def _metadata(raw: object) -> dict[str, str]:
+    if raw is None:
+        return {}
     if not isinstance(raw, dict):
         raise _BadHeaderError("has a __metadata__ that is not an object of strings")
     for key, value in raw.items():

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "false"})
 """Values of init_lora_weights that only choose where training starts."""
+_KNOWN_USES = frozenset({"use_rslora"})
+"""Fields named use_.. that are not refused when they are on."""
 
 
 def refusal(raw: Mapping[str, Any]) -> str:
@@ -52,8 +54,21 @@ def _modules_to_save(raw: Mapping[str, Any]) -> str:
     return f"modules_to_save [{shown(', '.join(map(_text, names)))}] is not supported"
 
 
+def _unknown_use(raw: Mapping[str, Any]) -> str:
+    """PEFT names a switch of the mathematics use_.., and what describes training otherwise."""
+    for name, value in raw.items():
+        if name.startswith("use_") and value and name not in _KNOWN_USES:
+            return f"{shown(name, 80)} is not known and may change what the adapter computes"
+    return ""
+
+
 def _flag(name: str, words: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda raw: f"{words} is not supported" if raw.get(name) else ""
+
+
+def _section(name: str, words: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return the check of a feature that an empty object switches on, with PEFT's defaults."""
+    return lambda raw: f"{words} is not supported" if raw.get(name) not in (None, False) else ""
 
 
 def _text(value: object) -> str:
@@ -72,8 +87,9 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], str], ...] = (
     _modules_to_save,
     _flag("trainable_token_indices", "trainable_token_indices"),
     _flag("layer_replication", "layer_replication"),
-    _flag("use_bdlora", "block-diagonal LoRA (use_bdlora)"),
+    _section("use_bdlora", "block-diagonal LoRA (use_bdlora)"),
     _flag("use_qalora", "QALoRA (use_qalora)"),
-    _flag("kasa_config", "KaSA (kasa_config)"),
-    _flag("arrow_config", "Arrow routing (arrow_config)"),
+    _section("kasa_config", "KaSA (kasa_config)"),
+    _section("arrow_config", "Arrow routing (arrow_config)"),
+    _unknown_use,
 )
