@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import obstore
 from obstore.store import AzureStore
 from servers import free_port
 
@@ -100,9 +99,8 @@ def start_gcs(folder: Path, bucket: str) -> Iterator[str]:
         yield endpoint
 
 
-def upload_gcs(endpoint: str, bucket: str, prefix: str, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        send("PUT", f"{endpoint}/{bucket}/{quote(f'{prefix}/{name}')}", content)
+def put_gcs(endpoint: str, bucket: str, key: str, content: bytes) -> None:
+    send("PUT", f"{endpoint}/{bucket}/{quote(key)}", content)
 
 
 @contextlib.contextmanager
@@ -150,12 +148,6 @@ def azure_sas(container: str) -> str:
 def _azure_signature(text: str) -> str:
     key = base64.b64decode(AZURE_KEY)
     return base64.b64encode(hmac.digest(key, text.encode(), "sha256")).decode()
-
-
-def upload_azure(endpoint: str, container: str, prefix: str, files: Mapping[str, bytes]) -> None:
-    store = azure_store(endpoint, container)
-    for name, content in files.items():
-        obstore.put(store, f"{prefix}/{name}", content)
 
 
 @dataclass

@@ -128,12 +128,55 @@ async def serving(
 
 
 @dataclass
+class CuttingProxy:
+    """Passes connections on to a server of this machine; counts what that serves and cuts it off."""
+
+    to: int
+    """Port of the server."""
+    cut_after: int = 0
+    """Bytes of one connection after which it is cut."""
+    cuts: int = 0
+    """How many connections are cut; then all is passed on."""
+    served: int = 0
+    """Bytes that the server has sent."""
+    port: int = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[CuttingProxy]:
+        async with serving(self._serve) as self.port:
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream, onward = await asyncio.open_connection("127.0.0.1", self.to)
+        asking = asyncio.create_task(self._ask(reader, onward))
+        passed = 0
+        try:
+            while data := await upstream.read(1 << 16):
+                self.served += len(data)
+                passed += len(data)
+                writer.write(data)
+                await writer.drain()
+                if self.cuts and passed >= self.cut_after:
+                    self.cuts -= 1
+                    return
+        finally:
+            asking.cancel()
+            onward.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, onward: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            onward.write(data)
+            await onward.drain()
+
+
+@dataclass
 class Request:
     """What a client asked for."""
 
     path: str
     headers: dict[str, str]
     """Names in lower case."""
+    method: str = "GET"
 
 
 @dataclass
@@ -165,6 +208,12 @@ class LyingServer:
     redirects: dict[str, str] = field(default_factory=dict)
     """Path -> Location."""
     extra_headers: dict[str, str] = field(default_factory=dict)
+    claims: int = 0
+    """Bytes that Content-Length promises beyond those that come."""
+    endless: bool = False
+    """Whether a chunked body goes on after the file, until the client leaves."""
+    content_range: str = ""
+    """What Content-Range says instead of the truth."""
     on_request: Callable[[LyingServer, Request], None] | None = None
     """Called before each answer; may change the server."""
     requests: list[Request] = field(default_factory=list)
@@ -197,7 +246,8 @@ class LyingServer:
             name.lower(): value.strip()
             for name, _, value in (line.partition(":") for line in lines if line)
         }
-        request = Request(first.split(" ")[1], headers)
+        method, path, _ = first.split(" ")
+        request = Request(path, headers, method)
         self.requests.append(request)
         if self.on_request is not None:
             self.on_request(self, request)
@@ -206,9 +256,11 @@ class LyingServer:
         if chunked:
             out["Transfer-Encoding"] = "chunked"
         else:
-            out.setdefault("Content-Length", str(len(body)))
+            out.setdefault("Content-Length", str(len(body) + self.claims))
         head = f"HTTP/1.1 {status} x\r\n" + "".join(f"{k}: {v}\r\n" for k, v in out.items())
         writer.write(head.encode("latin-1") + b"\r\n")
+        if request.method == "HEAD":
+            return True
         cut = self.drop_after is not None and self.drops > 0 and len(body) > self.drop_after
         if cut:
             self.drops -= 1
@@ -217,8 +269,11 @@ class LyingServer:
             piece = body[at : at + (1 << 18)]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await writer.drain()
-        if cut:
+        if cut or self.claims:
             return False
+        while chunked and self.endless:
+            writer.write(b"%x\r\n%b\r\n" % (1 << 16, bytes(1 << 16)))
+            await writer.drain()
         if chunked:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -250,5 +305,6 @@ class LyingServer:
             end = min(end, start + self.short)
         if start >= len(content):
             return 416, {**out, "Content-Range": f"bytes */{len(content)}"}, b""
-        out["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        told = f"bytes {start}-{end - 1}/{len(content)}"
+        out["Content-Range"] = self.content_range or told
         return 206, out, content[start:end]

@@ -52,6 +52,21 @@ def adapter(elements: int = 4096, seed: int = 0) -> dict[str, bytes]:
     }
 
 
+def sharded(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the adapter with each tensor in a file of its own, and their index."""
+    weights = files["adapter_model.safetensors"]
+    data = data_of(weights)
+    header = json.loads(weights[8 : len(weights) - len(data)])
+    found, places = {"adapter_config.json": files["adapter_config.json"]}, {}
+    for number, (name, entry) in enumerate(header.items(), 1):
+        begin, end = entry["data_offsets"]
+        places[name] = f"adapter_model-{number:05}-of-{len(header):05}.safetensors"
+        tensor = (entry["dtype"], entry["shape"], data[begin:end])
+        found[places[name]] = safetensors({name: tensor})
+    index = {"metadata": {"total_size": len(data)}, "weight_map": places}
+    return found | {"adapter_model.safetensors.index.json": json.dumps(index).encode()}
+
+
 def artifact(files: Mapping[str, bytes], repository: str, tag: str) -> dict[str, bytes]:
     """Return what a registry serves of an artifact with these files: path -> content."""
     served, layers = {}, []

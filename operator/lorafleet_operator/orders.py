@@ -160,6 +160,7 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
         ),
         plan=chunk_plan(header, chunk_bytes),
         read=content.read,
+        confirm=content.confirm,
     )
 
 

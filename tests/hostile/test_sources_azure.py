@@ -5,32 +5,38 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+import obstore
 import pytest
 from lorafleet.errors import (
     AccessDenied,
     LorafleetError,
     PathNotAllowed,
-    SourceChanged,
     SourceNotFound,
     SourceUnavailable,
 )
-from lorafleet_operator.sources.bounds import SourceSettings
 from object_servers import (
     AZURE_ACCOUNT,
     AZURE_KEY,
     azure_sas,
+    azure_store,
     make_container,
     start_azurite,
-    upload_azure,
 )
-from object_source_rig import DATA, FILES, OTHER, OTHER_DATA, opened, refused, resolved
+from object_source_rig import (
+    DATA,
+    FILES,
+    PREFIX,
+    RealStore,
+    StoreContract,
+    opened,
+    refused,
+    resolved,
+)
 from servers import LyingServer
-from source_builders import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PREFIX = "team a/sql+v1/ü"
 KEY = {"accountKey": AZURE_KEY.encode()}
 WRONG = {"accountKey": base64.b64encode(b"canary-wrong" * 6)}
 
@@ -39,48 +45,61 @@ WRONG = {"accountKey": base64.b64encode(b"canary-wrong" * 6)}
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with start_azurite(tmp_path_factory.mktemp("azure")) as endpoint:
         make_container(endpoint, "models")
-        upload_azure(endpoint, "models", PREFIX, FILES)
         yield endpoint
 
 
+@pytest.fixture(scope="module")
+def store(azure: str) -> RealStore:
+    container = azure_store(azure, "models")
+    running = RealStore(
+        kind="azureBlob",
+        endpoint=azure,
+        root=f"az://{AZURE_ACCOUNT}/models",
+        place={"account": AZURE_ACCOUNT, "container": "models"},
+        secret=KEY,
+        put=lambda key, content: obstore.put(container, key, content),
+        no_bucket={
+            "container": f"container no-such of account {AZURE_ACCOUNT} does not exist "
+            "(404 ContainerNotFound)"
+        },
+        same_again=False,
+    )
+    running.upload(PREFIX, FILES)
+    return running
+
+
+class TestAzure(StoreContract):
+    """Azurite."""
+
+
 def spec(endpoint_: str, **changes: Any) -> dict[str, Any]:
-    given = {"account": AZURE_ACCOUNT, "container": "models", "prefix": PREFIX}
+    given = {"account": AZURE_ACCOUNT, "container": "models", "prefix": "x"}
     return given | {"endpoint": endpoint_} | changes
 
 
-async def test_an_adapter_is_read_with_the_accounts_key(azure: str) -> None:
-    found, data = await resolved(opened("azureBlob", spec(azure), KEY))
-    assert data == DATA
-    assert found.uri == f"az://{AZURE_ACCOUNT}/models/{PREFIX}"
-    assert found.revision.startswith("0x"), "the ETag"
+async def test_the_etag_is_the_version(store: RealStore) -> None:
+    found, _ = await resolved(store.opened())
+    assert found.revision.startswith("0x")
 
 
 @pytest.mark.parametrize("mark", ["", "?"])
-async def test_a_shared_access_signature_is_sent_as_it_is(azure: str, mark: str) -> None:
-    sas = {"sasToken": f"{mark}{azure_sas('models')}".encode()}
-    _, data = await resolved(opened("azureBlob", spec(azure), sas))
-    assert data == DATA
+async def test_a_shared_access_signature_is_sent_as_it_is(store: RealStore, mark: str) -> None:
+    sas = f"{mark}{azure_sas('models')}"
+    for secret in ({"sasToken": sas}, {"connectionString": f"SharedAccessSignature={sas}"}):
+        given = {key: value.encode() for key, value in secret.items()}
+        _, data = await resolved(opened("azureBlob", store.spec(), given))
+        assert data == DATA
 
 
-async def test_a_new_upload_is_noticed_midway_and_resolved_anew(azure: str) -> None:
-    upload_azure(azure, "models", "moving", FILES)
-    source = opened("azureBlob", spec(azure, prefix="moving"), KEY)
-    first = await source.resolve()
-    upload_azure(azure, "models", "moving", OTHER)
-    with pytest.raises(SourceChanged, match="changed since it was resolved"):
-        await first.read(500_000, 1000)
-    again = await source.resolve()
-    assert again.fingerprint != first.fingerprint
-    assert await read_all(again) == OTHER_DATA
-    await source.aclose()
-
-
-async def test_missing_files_are_named(azure: str) -> None:
-    nothing = opened("azureBlob", spec(azure, prefix="nothing"), KEY)
-    assert (
-        await refused(nothing, SourceNotFound)
-        == f"adapter_config.json not found in az://{AZURE_ACCOUNT}/models/nothing"
+async def test_a_connection_string_is_good_for_its_credentials_alone(store: RealStore) -> None:
+    text = (
+        f"DefaultEndpointsProtocol=https;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
+        "BlobEndpoint=http://169.254.169.254/;EndpointSuffix=core.windows.net"
     )
+    _, data = await resolved(
+        opened("azureBlob", store.spec(), {"AZURE_STORAGE_CONNECTION_STRING": text.encode()})
+    )
+    assert data == DATA
 
 
 @pytest.mark.parametrize(
@@ -97,9 +116,9 @@ async def test_missing_files_are_named(azure: str) -> None:
     ids=["key", "sas", "token", "nobody"],
 )
 async def test_wrong_credentials_are_one_line_without_them(
-    azure: str, secret: dict[str, bytes] | None, message: str
+    store: RealStore, secret: dict[str, bytes] | None, message: str
 ) -> None:
-    text = await refused(opened("azureBlob", spec(azure), secret), AccessDenied)
+    text = await refused(opened("azureBlob", store.spec(), secret), AccessDenied)
     assert f"from az://{AZURE_ACCOUNT}/models/{PREFIX}: {message}" in text
 
 
@@ -107,7 +126,7 @@ async def test_a_token_is_a_header_with_the_interfaces_version() -> None:
     files = {f"/models/x/{name}": content for name, content in FILES.items()}
     async with LyingServer(files=files).running() as server:
         token = {"token": b"canary-token"}
-        _, data = await resolved(opened("azureBlob", spec(server.url, prefix="x"), token))
+        _, data = await resolved(opened("azureBlob", spec(server.url), token))
         assert data == DATA
         assert {r.headers["authorization"] for r in server.requests} == {"Bearer canary-token"}
         assert {r.headers["x-ms-version"] for r in server.requests} == {"2023-11-03"}
@@ -134,17 +153,20 @@ async def test_answers_are_one_line_each(
 ) -> None:
     headers = {"x-ms-error-code": code, "Location": "http://169.254.169.254/"}
     async with LyingServer(status=status, extra_headers=headers).running() as server:
-        text = await refused(opened("azureBlob", spec(server.url, prefix="x")), error)
+        text = await refused(opened("azureBlob", spec(server.url)), error)
     assert message in text
 
 
 @pytest.mark.parametrize(
     ("secret", "message"),
     [
-        ({"password": b"canary"}, "lacks key accountKey or sasToken or token"),
-        ({"accountKey": b"canary!"}, "key accountKey is not base64"),
+        ({"password": b"canary"}, "lacks key accountKey or sasToken or connectionString or token"),
+        ({"accountKey": b"canary!"}, "key accountKey holds no account key in base64"),
         ({"sasToken": b"canary"}, "key sasToken is not a shared access signature"),
         ({"sasToken": b"sig=canary x"}, "key sasToken is not a shared access signature"),
+        ({"connectionString": b"AccountName=other;AccountKey=canary"}, "is for another account"),
+        ({"connectionString": b"canary"}, "holds no AccountKey and no SharedAccessSignature"),
+        ({"connectionString": b"AccountKey=canary!"}, "holds no account key in base64"),
     ],
 )
 def test_a_secret_that_cannot_be_used_is_one_line(secret: dict[str, bytes], message: str) -> None:
@@ -168,9 +190,3 @@ def test_addresses_out_of_bounds_are_refused_at_once(changes: dict[str, str], me
     with pytest.raises(PathNotAllowed, match=message) as caught:
         opened("azureBlob", spec("https://blobs.example", **changes))
     assert "canary" not in str(caught.value)
-
-
-async def test_an_endpoint_on_the_node_itself_is_out_of_bounds(azure: str) -> None:
-    strict = SourceSettings(backoff_s=0.001)
-    text = await refused(opened("azureBlob", spec(azure), KEY, strict), PathNotAllowed)
-    assert text.endswith("leads to a loopback address, not allowed")

@@ -15,6 +15,7 @@ from lorafleet.errors import (
     SourceChanged,
     SourceNotFound,
     SourceUnavailable,
+    TooLarge,
 )
 from servers import LyingServer, Request, serving
 from source_builders import FAST, adapter, data_of, read_all
@@ -256,11 +257,30 @@ async def test_other_answers_are_one_line_each(
     assert message.format(url=server.url) in await refused(opened(server), error)
 
 
-async def test_a_body_without_end_stops_at_the_limit(server: LyingServer) -> None:
-    server.length = server.ranges = False
-    server.files[CONFIG] = bytes(3 << 20)
-    text = await refused(opened(server), LorafleetError)
-    assert "adapter_config.json has 3145728 bytes, at most 1048576 are allowed" in text
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+async def test_a_body_without_end_stops_at_the_limit(server: LyingServer, name: str) -> None:
+    """Nothing of it is kept: the head that was read in vain is all that is held."""
+
+    def only_here(server: LyingServer, request: Request) -> None:
+        server.endless = request.path == name
+
+    server.on_request, server.length, server.ranges = only_here, False, False
+    small = replace(FAST, max_adapter_bytes=4 << 20)
+    limit = 1 << 20 if name == CONFIG else (4 << 20) + 100_000_008
+    text = await refused(opened(server, settings=small), TooLarge)
+    file = name.rpartition("/")[2]
+    assert text == (
+        f"{file} in {server.url}/sql has more than {limit} bytes, at most {limit} are allowed"
+    )
+
+
+async def test_a_promise_above_the_limit_is_refused_before_the_body(server: LyingServer) -> None:
+    server.ranges, server.claims = False, 2 << 20
+    text = await refused(opened(server), TooLarge)
+    have = len(server.files[CONFIG]) + server.claims
+    assert text == (
+        f"adapter_config.json in {server.url}/sql has {have} bytes, at most 1048576 are allowed"
+    )
 
 
 async def test_nobody_at_the_address_is_one_line(server: LyingServer) -> None:

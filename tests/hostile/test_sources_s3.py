@@ -1,10 +1,14 @@
-"""A real S3 server with real signatures: addresses, credentials, changes, refusals."""
+"""A real S3 server with real signatures, and servers of the tests' own for what that one lacks."""
 
+from __future__ import annotations
+
+import hashlib
+import hmac
 import os
+import shutil
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import urllib.parse
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import obstore
@@ -13,137 +17,118 @@ from lorafleet.errors import (
     AccessDenied,
     LorafleetError,
     PathNotAllowed,
-    SourceChanged,
     SourceNotFound,
     SourceUnavailable,
 )
-from lorafleet_operator.sources.base import ResolvedAdapter, Source
-from lorafleet_operator.sources.bounds import SourceSettings
-from lorafleet_operator.sources.registry import open_source
+from lorafleet_operator.sources.s3 import S3Source
+from object_source_rig import (
+    DATA,
+    FILES,
+    PREFIX,
+    RealStore,
+    StoreContract,
+    opened,
+    refused,
+    resolved,
+)
 from obstore.store import S3Store
-from servers import LyingServer, S3Server, start_s3
-from source_builders import FAST, adapter, data_of, read_all
+from servers import LyingServer, Request, S3Server, start_s3
 
-FILES = adapter(elements=1 << 18)
-DATA = data_of(FILES["adapter_model.safetensors"])
-PREFIX = "team a/sql+v1/ü"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lorafleet_operator.sources.base import Source
 
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with start_s3(tmp_path_factory.mktemp("s3")) as server:
-        (server.root / "models").mkdir()
-        upload(server, PREFIX, FILES)
+        for bucket in ("models", "team.models"):
+            (server.root / bucket).mkdir()
         yield server
 
 
-def upload(server: S3Server, prefix: str, files: dict[str, bytes]) -> None:
-    store = S3Store(
+@pytest.fixture(scope="module")
+def store(s3: S3Server) -> RealStore:
+    bucket = S3Store(
         "models",
-        prefix=prefix,
-        endpoint=server.endpoint,
+        endpoint=s3.endpoint,
         region="us-east-1",
-        access_key_id=server.access_key,
-        secret_access_key=server.secret_key,
+        access_key_id=s3.access_key,
+        secret_access_key=s3.secret_key,
         client_options={"allow_http": True},
     )
-    for name, content in files.items():
-        obstore.put(store, name, content)
-
-
-def opened(
-    server: S3Server,
-    secret: dict[str, bytes] | None = None,
-    settings: SourceSettings = FAST,
-    *,
-    anonymous: bool = False,
-    **s3: Any,
-) -> Source:
-    spec: dict[str, Any] = {
-        "s3": {
-            "bucket": "models",
-            "prefix": PREFIX,
-            "endpoint": server.endpoint,
-            "pathStyle": True,
-            **s3,
-        }
-    }
-    if not anonymous:
-        spec["credentialsSecretRef"] = {"name": "s3-keys"}
-    return open_source(
-        spec,
-        namespace="team-a",
-        name="sql",
-        settings=settings,
-        secret=None if anonymous else secret or server.secret(),
+    running = RealStore(
+        kind="s3",
+        endpoint=s3.endpoint,
+        root="s3://models",
+        place={"bucket": "models", "pathStyle": True},
+        secret=s3.secret(),
+        put=lambda key, content: obstore.put(bucket, key, content),
+        no_bucket={"bucket": "bucket no-such does not exist (404 NoSuchBucket)"},
     )
+    running.upload(PREFIX, FILES)
+    return running
 
 
-async def resolved(source: Source) -> tuple[ResolvedAdapter, bytes]:
-    try:
-        found = await source.resolve()
-        return found, await read_all(found, 300_000)
-    finally:
-        await source.aclose()
+class TestS3(StoreContract):
+    """Versitygw."""
 
 
-async def refused(source: Source, error: type[LorafleetError]) -> str:
-    with pytest.raises(error) as caught:
-        await resolved(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+KEYS = {"accessKeyID": b"AKID", "secretAccessKey": b"canary"}
+SERVED = {f"/models/x/{name}": content for name, content in FILES.items()}
 
 
-async def test_an_adapter_is_read_with_signed_ranges(s3: S3Server) -> None:
-    found, data = await resolved(opened(s3))
-    assert data == DATA
-    assert found.uri == f"s3://models/{PREFIX}"
-    assert len(found.revision) == 32, "the ETag"
+def fake(server: LyingServer, secret: dict[str, bytes] | None = None, **s3: Any) -> Source:
+    """A bucket of a server of the test's own."""
+    spec = {"bucket": "models", "prefix": "x", "endpoint": server.url, "pathStyle": True, **s3}
+    return opened("s3", spec, secret)
 
 
-async def test_the_bucket_can_be_a_part_of_the_host_name(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("bucket", "style"),
+    [("models", False), ("team.models", False), ("team.models", True)],
+)
+async def test_the_bucket_is_a_part_of_the_host_name_or_of_the_path(
+    s3: S3Server, store: RealStore, monkeypatch: pytest.MonkeyPatch, bucket: str, style: bool
 ) -> None:
     resolve = socket.getaddrinfo
+    host_names = []
 
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        here = host == f"models.{s3.domain.partition(':')[0]}"
+        host_names.append(host)
+        here = str(host).endswith(s3.domain.partition(":")[0])
         return resolve("127.0.0.1" if here else host, *args, **kwargs)
 
+    other = s3.root / "team.models" / PREFIX
+    if not other.exists():
+        shutil.copytree(s3.root / "models" / PREFIX, other)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    _, data = await resolved(opened(s3, endpoint=f"http://{s3.domain}", pathStyle=False))
+    endpoint = f"http://{s3.domain}"
+    source = store.opened(bucket=bucket, endpoint=endpoint, pathStyle=style)
+    _, data = await resolved(source)
     assert data == DATA
+    host = s3.domain.partition(":")[0]
+    assert set(host_names) == {host if style else f"{bucket}.{host}"}
 
 
-async def test_a_new_upload_is_noticed_midway_and_resolved_anew(s3: S3Server) -> None:
-    upload(s3, "moving", FILES)
-    source = opened(s3, prefix="moving")
-    found = await source.resolve()
-    await found.read(0, 1000)
-    other = adapter(elements=1 << 18, seed=5)
-    upload(s3, "moving", other)
-    with pytest.raises(SourceChanged, match="changed since it was resolved"):
-        await found.read(500_000, 1000)
-    again = await source.resolve()
-    assert again.fingerprint != found.fingerprint
-    assert await read_all(again) == data_of(other["adapter_model.safetensors"])
-    upload(s3, "moving", other)
-    assert (await source.resolve()).fingerprint == again.fingerprint, "same content, same ETag"
-    await source.aclose()
-
-
-async def test_missing_things_are_named(s3: S3Server) -> None:
-    assert (
-        await refused(opened(s3, prefix="nothing"), SourceNotFound)
-        == "adapter_config.json not found in s3://models/nothing"
-    )
-    assert (
-        await refused(opened(s3, bucket="no-such-bucket"), SourceNotFound)
-        == "bucket no-such-bucket does not exist (404 NoSuchBucket)"
-    )
-    upload(s3, "half", {"adapter_config.json": b"{}"})
-    text = await refused(opened(s3, prefix="half"), SourceNotFound)
-    assert text.startswith("no adapter_model.safetensors, ")
+@pytest.mark.parametrize(
+    ("spec", "url"),
+    [
+        ({}, "https://models.s3.eu-west-1.amazonaws.com/x/"),
+        ({"pathStyle": True}, "https://s3.eu-west-1.amazonaws.com/models/x/"),
+        ({"bucket": "a.b"}, "https://s3.eu-west-1.amazonaws.com/a.b/x/"),
+        ({"region": "cn-north-1"}, "https://models.s3.cn-north-1.amazonaws.com.cn/x/"),
+        ({"endpoint": "https://[fd00::7]:9000/"}, "https://[fd00::7]:9000/models/x/"),
+        ({"endpoint": "http://minio.example/s3"}, "http://models.minio.example/s3/x/"),
+    ],
+    ids=str,
+)
+async def test_both_styles_of_address(spec: dict[str, Any], url: str) -> None:
+    given = {"bucket": "models", "prefix": "x", "region": "eu-west-1", **spec}
+    source = opened("s3", given)
+    assert isinstance(source, S3Source)
+    assert (await source.address("x/adapter_config.json")).url == f"{url}adapter_config.json"
 
 
 @pytest.mark.parametrize(
@@ -154,32 +139,32 @@ async def test_missing_things_are_named(s3: S3Server) -> None:
     ],
 )
 async def test_wrong_credentials_are_one_line_without_them(
-    s3: S3Server, change: dict[str, bytes], message: str
+    s3: S3Server, store: RealStore, change: dict[str, bytes], message: str
 ) -> None:
-    text = await refused(opened(s3, {**s3.secret(), **change}), AccessDenied)
+    wrong = {**s3.secret(), **change}
+    text = await refused(opened("s3", store.spec(), wrong), AccessDenied)
     assert message in text
     assert text.endswith(
-        f"from s3://models/{PREFIX}: the credentials of Secret team-a/s3-keys were refused"
+        f"from s3://models/{PREFIX}: the credentials of Secret team-a/keys were refused"
     )
-    assert "canary" not in text
 
 
-async def test_missing_credentials_are_one_line(s3: S3Server) -> None:
+async def test_missing_credentials_are_one_line(store: RealStore) -> None:
     assert (
-        await refused(opened(s3, anonymous=True), AccessDenied)
+        await refused(opened("s3", store.spec()), AccessDenied)
         == f"403 AccessDenied from s3://models/{PREFIX}: no credentials configured"
     )
-    with pytest.raises(AccessDenied, match="Secret team-a/s3-keys lacks key secretAccessKey"):
-        opened(s3, {"accessKeyID": b"x"})
+    with pytest.raises(AccessDenied, match="Secret team-a/keys lacks key secretAccessKey"):
+        opened("s3", store.spec(), {"accessKeyID": b"x"})
 
 
 async def test_the_operators_own_identity_never_signs(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, store: RealStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator's environment holds working keys; a tenant without keys must not get them."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
-    text = await refused(opened(s3, anonymous=True), AccessDenied)
+    text = await refused(opened("s3", store.spec()), AccessDenied)
     assert text.endswith("no credentials configured")
 
 
@@ -204,9 +189,8 @@ async def test_nothing_of_the_operators_environment_reaches_a_request(
         "http_proxy": "http://canary.example",
     }.items():
         monkeypatch.setenv(name, value)
-    async with LyingServer(files={f"/models/x/{k}": v for k, v in FILES.items()}).running() as web:
-        fake = S3Server(web.url, Path(), "AKID", "key", "")
-        _, data = await resolved(opened(fake, prefix="x"))
+    async with LyingServer(files=SERVED).running() as web:
+        _, data = await resolved(fake(web, KEYS))
         assert data == DATA
         for request in web.requests:
             assert "canary" not in request.path
@@ -214,16 +198,42 @@ async def test_nothing_of_the_operators_environment_reaches_a_request(
             assert "X-Amz-Credential=AKID%2F" in request.path
             assert "%2Fus-east-1%2Fs3" in request.path
         web.requests.clear()
-        _, data = await resolved(opened(fake, prefix="x", anonymous=True))
+        _, data = await resolved(fake(web))
         assert data == DATA
         assert {request.path.partition("?")[1] for request in web.requests} == {""}
 
 
-async def test_a_session_token_is_signed_along() -> None:
-    async with LyingServer(files={f"/models/x/{k}": v for k, v in FILES.items()}).running() as web:
-        fake = S3Server(web.url, Path(), "AKID", "key", "")
-        await resolved(opened(fake, {**fake.secret(), "sessionToken": b"tok/en"}, prefix="x"))
-        assert all("X-Amz-Security-Token=tok%2Fen" in request.path for request in web.requests)
+def signed_by_key(request: Request, key: str) -> bool:
+    """Whether Amazon would accept the address, by its own rules for signatures in a query."""
+    path, _, query = request.path.partition("?")
+    given = dict(urllib.parse.parse_qsl(query, strict_parsing=True))
+    signature = given.pop("X-Amz-Signature")
+    sorted_query = urllib.parse.urlencode(
+        sorted(given.items()), quote_via=urllib.parse.quote, safe=""
+    )
+    host = request.headers["host"]
+    canonical = f"GET\n{path}\n{sorted_query}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD"
+    scope = given["X-Amz-Credential"].partition("/")[2]
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    secret = f"AWS4{key}".encode()
+    for part in scope.split("/"):
+        secret = hmac.digest(secret, part.encode(), "sha256")
+    text = f"AWS4-HMAC-SHA256\n{given['X-Amz-Date']}\n{scope}\n{digest}"
+    return hmac.new(secret, text.encode(), "sha256").hexdigest() == signature
+
+
+async def test_a_session_token_is_signed_along(s3: S3Server, store: RealStore) -> None:
+    async with LyingServer(files=SERVED).running() as web:
+        await resolved(fake(web, {**KEYS, "sessionToken": b"tok/en+="}))
+        assert all("X-Amz-Security-Token=tok%2Fen%2B%3D" in r.path for r in web.requests)
+        assert all(
+            signed_by_key(request, KEYS["secretAccessKey"].decode()) for request in web.requests
+        )
+    wrong = {**s3.secret(), "sessionToken": b"canary"}
+    assert await refused(opened("s3", store.spec(), wrong), AccessDenied) == (
+        f"400 InvalidToken from s3://models/{PREFIX}: "
+        "the credentials of Secret team-a/keys were refused"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,17 +260,14 @@ async def test_answers_of_other_s3_servers_are_one_line_each(
     async with LyingServer(
         status=answer[0], body=answer[1], extra_headers=headers
     ).running() as web:
-        fake = S3Server(web.url, Path(), "AKID", "canary", "")
-        text = await refused(opened(fake, prefix="x"), error)
+        text = await refused(fake(web, KEYS), error)
     assert message in text
-    assert "canary" not in text
 
 
 async def test_a_redirect_of_an_s3_server_is_not_followed() -> None:
     async with LyingServer().running() as web:
         web.redirects = {"/models/x/adapter_config.json": "http://169.254.169.254/latest"}
-        fake = S3Server(web.url, Path(), "AKID", "canary", "")
-        text = await refused(opened(fake, prefix="x"), SourceUnavailable)
+        text = await refused(fake(web, KEYS), SourceUnavailable)
     assert text == "302 from s3://models/x"
 
 
@@ -277,16 +284,9 @@ async def test_a_redirect_of_an_s3_server_is_not_followed() -> None:
     ],
 )
 def test_addresses_out_of_bounds_are_refused_at_once(spec: dict[str, str], message: str) -> None:
-    fake = S3Server("http://127.0.0.1:1", Path(), "AKID", "canary", "")
     with pytest.raises(PathNotAllowed, match=message) as caught:
-        opened(fake, **spec)
+        fake(LyingServer(), KEYS, **spec)
     assert "canary" not in str(caught.value)
-
-
-async def test_an_endpoint_on_the_node_itself_is_out_of_bounds(s3: S3Server) -> None:
-    settings = SourceSettings(backoff_s=0.001)
-    text = await refused(opened(s3, settings=settings), PathNotAllowed)
-    assert text == f"s3://models/{PREFIX}: leads to a loopback address, not allowed"
 
 
 def test_the_http_client_can_show_us_each_address_it_connects_to() -> None:

@@ -65,11 +65,13 @@ class CanonicalImage:
     async def fill(self, content: ResolvedAdapter) -> None:
         """Read the whole source once, from front to back.
 
-        Raises InvalidAdapter for values that are not finite, before or after the cast.
+        Raises InvalidAdapter for values that are not finite, before or after the cast, and what
+        `ResolvedAdapter.confirm` raises.
         """
         async for begin, data in _chunks(content, chunk_plan(self._header, CHUNK_BYTES)):
             for copy in self._layout.copies(begin, begin + len(data)):
                 self._run(copy, data, begin)
+        await content.confirm()
 
     def factors(self) -> Iterator[tuple[str, float, Array, Array]]:
         """Yield name, scaling, A [rank, in] and B [out, rank] in float64, experts one by one.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.errors import AccessDenied, SourceNotFound
 
-from lorafleet_operator.sources import assemble
+from lorafleet_operator.sources import assemble, bounds
 from lorafleet_operator.sources.volume import VolumeTree
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class LocalSource:
         if not path.exists() and not path.is_symlink():
             raise SourceNotFound(f"{self.uri} does not exist")
         # The link is kept: its name and folder are the adapter's, the blob's are not.
-        name = assemble.WEIGHTS if path.name == assemble.CONFIG else path.name
+        name = assemble.WEIGHTS if path.name == bounds.CONFIG else path.name
         return path.parent.resolve(), name
 
 
 def _snapshot(path: Path) -> Path:
     """Return the snapshot that a Hugging Face cache means; any other folder as it is."""
-    if (path / assemble.CONFIG).exists() or not (path / "snapshots").is_dir():
+    if (path / bounds.CONFIG).exists() or not (path / "snapshots").is_dir():
         return path
     head = path / "refs" / "main"
     if head.is_file():

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lorafleet.errors import InvalidAdapter, SourceNotFound, TooLarge
+from lorafleet.errors import InvalidAdapter, SourceChanged, SourceNotFound, TooLarge
 
 from lorafleet_operator.sources import bounds
 from lorafleet_operator.sources.base import Blob, ResolvedAdapter, Tree
+from lorafleet_operator.sources.bounds import CONFIG
 from lorafleet_operator.sources.shards import read_shards
 from lorafleet_operator.sources.torch_file import is_torch_file, read_torch_file
 from lorafleet_operator.sources.weights import Weights, read_single, read_whole
@@ -21,10 +24,19 @@ from lorafleet_operator.sources.weights import Weights, read_single, read_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 INDEX = "adapter_model.safetensors.index.json"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_WEIGHTS_FILE = re.compile(r".+\.(safetensors|safetensors\.index\.json|bin|pt)")
+_SHARD = re.compile(r".+-\d+-of-0*(\d+)\.safetensors")
+
+
+def named_file(path: str) -> tuple[str, str]:
+    """Return folder and weights' file name of a path that names either a folder or a file of it."""
+    folder, _, name = path.rpartition("/")
+    if name == CONFIG:
+        return folder, WEIGHTS
+    return (folder, name) if _WEIGHTS_FILE.fullmatch(name) else (path, WEIGHTS)
 
 
 async def resolve(
@@ -65,12 +77,26 @@ async def resolve(
         uri=tree.uri,
         segments=weights.segments,
         normalized=normalized,
+        # What was read whole before the data: by now it may belong to another version of that.
+        checks=tuple(
+            partial(_unchanged, tree, file) for file in files if file.name.endswith(".json")
+        ),
     )
+
+
+async def _unchanged(tree: Tree, file: Blob) -> None:
+    again = await tree.open(file.name)
+    if again is None or again.identity != file.identity:
+        raise SourceChanged(f"{file.name} in {tree.uri}: changed since it was resolved")
 
 
 async def _find_weights(
     tree: Tree, settings: bounds.SourceSettings, weights_name: str, *, allow_pickle: bool
 ) -> Weights:
+    if (shard := _SHARD.fullmatch(weights_name)) is not None and int(shard[1]) > 1:
+        raise InvalidAdapter(
+            f"{weights_name} in {tree.uri} is one of {shard[1]} shards; name their folder"
+        )
     candidates = [weights_name]
     if weights_name == WEIGHTS:
         candidates += [INDEX, *PICKLES]
@@ -78,7 +104,7 @@ async def _find_weights(
         blob = await tree.open(name)
         if blob is None:
             continue
-        if name == INDEX:
+        if name.endswith(".index.json"):
             return await read_shards(tree, blob, settings)
         if is_torch_file(bytes(await blob.read(0, min(9, blob.size)))):
             if not allow_pickle:

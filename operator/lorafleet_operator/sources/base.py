@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 MAX_READ_BYTES = 64 << 20
 """Largest `length` of one read, in bytes: what a caller may make us hold at once."""
@@ -95,6 +98,8 @@ class ResolvedAdapter:
     """Where the data lies: consecutive, covering `0 .. data_bytes`."""
     normalized: tuple[str, ...] = ()
     """What the source changed to give one plain adapter, for the condition `Normalized`."""
+    checks: tuple[Callable[[], Awaitable[None]], ...] = field(repr=False, default=())
+    """What `confirm` awaits."""
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes `offset .. offset + length` of the data section.
@@ -123,6 +128,16 @@ class ResolvedAdapter:
                 done += take
             index += 1
         return joined
+
+    async def confirm(self) -> None:
+        """Make sure that all that was read is one version, and the one that was promised.
+
+        To be awaited when the data has been read, before anything relies on it. Raises
+        `SourceChanged` if a file that was read earlier is another one by now, `DigestMismatch` if
+        the source promised another content.
+        """
+        for check in self.checks:
+            await check()
 
 
 class Source(Protocol):

@@ -12,6 +12,7 @@ from lorafleet.errors import PathNotAllowed
 if TYPE_CHECKING:
     from pathlib import Path
 
+CONFIG = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000
 """Cap of a safetensors header, bytes: the format's own."""
 MAX_CONFIG_BYTES = 1 << 20
@@ -45,6 +46,8 @@ class SourceSettings:
     """Tries of one request; a broken one goes on where it broke."""
     backoff_s: float = 0.5
     """Wait before the second try, seconds; doubles each time, at most 8."""
+    max_wait_s: float = 30.0
+    """Longest wait that a server may ask for (Retry-After), seconds; above it the pass ends."""
     max_redirects: int = 5
     """Redirects followed for one request."""
     max_adapter_bytes: int = 64 << 30
@@ -56,13 +59,17 @@ class SourceSettings:
     volume_threads: int = 4
     """Threads that read from volumes, for the whole operator."""
 
-    @property
-    def max_file_bytes(self) -> int:
-        """Largest file, bytes."""
+    def max_file_bytes(self, name: str) -> int:
+        """Return the size above which a file of that name is refused, bytes."""
+        if name == CONFIG:
+            return MAX_CONFIG_BYTES
+        if name.endswith(".json"):
+            return MAX_INDEX_BYTES
         return self.max_adapter_bytes + MAX_HEADER_BYTES + 8
 
 
-_NAT64 = ip_network("64:ff9b::/96")
+_IPV4_AT_THE_END = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
+"""NAT64, by the well-known and the local prefix, and what was called IPv4-compatible."""
 _THIS_NETWORK = ip_network("0.0.0.0/8")
 _METADATA = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
@@ -100,7 +107,7 @@ def _embedded(ip: IPv4Address | IPv6Address) -> list[IPv4Address]:
     if isinstance(ip, IPv4Address):
         return []
     found = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
-    if ip in _NAT64:
+    if any(ip in network for network in _IPV4_AT_THE_END):
         found.append(IPv4Address(int(ip) & 0xFFFFFFFF))
     return [inner for inner in found if inner is not None]
 

@@ -29,6 +29,7 @@ _ALIASES = {
         "GOOGLE_SERVICE_ACCOUNT_KEY",
     ),
     "accountKey": ("accountKey", "azurestorageaccountkey", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "connectionString": ("connectionString", "AZURE_STORAGE_CONNECTION_STRING"),
     "sasToken": ("sasToken", "AZURE_STORAGE_SAS_TOKEN"),
     "dockerConfig": (".dockerconfigjson", "config.json"),
 }

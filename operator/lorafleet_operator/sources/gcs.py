@@ -10,47 +10,36 @@ from __future__ import annotations
 import json
 import os
 import re
-from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-import obstore
-from lorafleet.errors import (
-    AccessDenied,
-    PathNotAllowed,
-    SourceError,
-    SourceNotFound,
-    SourceUnavailable,
-)
+from lorafleet.errors import AccessDenied, PathNotAllowed
 from obstore.exceptions import BaseError
 from obstore.store import GCSStore
 
-from lorafleet_operator.sources import assemble, bounds
-from lorafleet_operator.sources.connection import Connection, Target
+from lorafleet_operator.sources.connection import Target
 from lorafleet_operator.sources.endpoints import checked_endpoint, object_url
-from lorafleet_operator.sources.remote import Reach
-from lorafleet_operator.sources.remote_tree import RemoteTree
+from lorafleet_operator.sources.object_store import ObjectStoreSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from lorafleet_operator.sources.base import ResolvedAdapter
+    from lorafleet_operator.sources import bounds
     from lorafleet_operator.sources.credentials import SecretData
 
 GOOGLE = "https://storage.googleapis.com"
 _SIGNED_HOST = {"Host": "storage.googleapis.com"}
 """What obstore signs as the host wherever the endpoint is; Google's other addresses take it."""
-_SIGNED_FOR = timedelta(minutes=10)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
-_ABSENT = frozenset(("", "NoSuchKey", "NotFound"))
 _OF_A_KEY = ("client_email", "private_key", "private_key_id")
 
 
-class GcsSource:
-    """An adapter below `gs://bucket/prefix`; without a Secret it is read anonymously."""
+class GcsSource(ObjectStoreSource):
+    """An adapter below `gs://bucket/prefix`."""
 
     kind = "gcs"
+    refused = frozenset(("ExpiredToken", "SignatureDoesNotMatch"))
 
     def __init__(
         self,
@@ -65,37 +54,41 @@ class GcsSource:
     ) -> None:
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
             raise PathNotAllowed(f"source.gcs.bucket {bucket!r} is not a bucket's name")
-        prefix = bounds.checked_relative_path(prefix, "source.gcs.prefix")
-        self.uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._endpoint = checked_endpoint(endpoint or GOOGLE, "source.gcs.endpoint")
         self._bucket = bucket
-        self._folder = f"{prefix}/" if prefix else ""
         self._secret = secret
         self._signer: GCSStore | None = None
         self._headers: dict[str, str] = {}
         if secret is not None:
             self._take(secret)
-        connection = Connection(
-            self.uri,
-            settings,
-            ca_bundle=secret.ca_bundle() if secret else None,
-            ca_label=secret.label if secret else "",
-            # A signature holds for one host.
-            follow_redirects=False,
+        super().__init__(
+            root=f"gs://{bucket}",
+            bucket=f"bucket {bucket}",
+            prefix=prefix,
+            secret=secret,
+            settings=settings,
+            allow_pickle=allow_pickle,
+            on_read=on_read,
         )
-        self._tree = RemoteTree(
-            Reach(connection, settings, self._explain, on_read), self.uri, self._locate
-        )
-        self._settings = settings
-        self._allow_pickle = allow_pickle
 
-    async def resolve(self) -> ResolvedAdapter:
-        """Read header and config of what the bucket holds now."""
-        return await assemble.resolve(self._tree, self._settings, allow_pickle=self._allow_pickle)
+    async def address(self, key: str) -> Target:
+        """Return the object's address: signed, or with a token, or plain."""
+        if self._signer is None:
+            return Target(object_url(self._endpoint, self._bucket, key), self._headers)
+        # obstore takes it as a part of a URL: what is not escaped there is not escaped by it.
+        return Target(await self.signed(self._signer, quote(key)), _SIGNED_HOST)
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._tree.aclose()
+    def sent(self, code: str) -> str:
+        """Return what was sent for credentials and what `code` says of it, for a message."""
+        if self._secret is None or (self._signer is None and not self._headers):
+            return "no credentials configured"
+        key = "serviceAccountKey" if self._signer is not None else "token"
+        if code == "AccessDenied":
+            return (
+                f"{self._secret.label} key {key} may not read it "
+                "(without storage.objects.list a missing file looks the same)"
+            )
+        return f"{self._secret.label} key {key} was refused"
 
     def _take(self, secret: SecretData) -> None:
         key, token = secret.get("serviceAccountKey"), secret.get("token")
@@ -108,43 +101,6 @@ class GcsSource:
             self._headers = {"Authorization": f"Bearer {token}"}
         elif secret.ca_bundle() is None:
             raise secret.lacks("serviceAccountKey", "token")
-
-    async def _locate(self, name: str) -> Target:
-        key = f"{self._folder}{name}"
-        if self._signer is None:
-            return Target(object_url(self._endpoint, self._bucket, key), self._headers)
-        try:
-            url = await obstore.sign_async(self._signer, "GET", key, _SIGNED_FOR)
-        except (BaseError, ValueError):
-            url = None
-        if url is None:
-            # Outside of the handler: the text of the library's error may hold the address.
-            raise PathNotAllowed(f"{self.uri}: no address can be made of endpoint and prefix")
-        return Target(url, _SIGNED_HOST)
-
-    def _explain(self, status: int, body: bytes, headers: Mapping[str, str]) -> SourceError | None:
-        del headers
-        found = _CODE.search(body)
-        code = found[1].decode() if found else ""
-        answer = f"{status} {code}".strip()
-        if code == "NoSuchBucket":
-            return SourceNotFound(f"bucket {self._bucket} does not exist ({answer})")
-        if status == 404 and code in _ABSENT:
-            return None
-        if status in (401, 403) or code in ("ExpiredToken", "SignatureDoesNotMatch"):
-            return AccessDenied(f"{answer} from {self.uri}: {self._sent(code)}")
-        return SourceUnavailable(f"{answer} from {self.uri}")
-
-    def _sent(self, code: str) -> str:
-        if self._secret is None or (self._signer is None and not self._headers):
-            return "no credentials configured"
-        key = "serviceAccountKey" if self._signer is not None else "token"
-        if code == "AccessDenied":
-            return (
-                f"{self._secret.label} key {key} may not read it "
-                "(without storage.objects.list a missing file looks the same)"
-            )
-        return f"{self._secret.label} key {key} was refused"
 
 
 def _checked_key(text: str, label: str) -> str:

@@ -1,16 +1,16 @@
-"""A folder of a web server, or one `.safetensors` file with its config beside it."""
+"""A folder of a web server, or one weights file with the config beside it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from lorafleet.errors import AccessDenied, PathNotAllowed, SourceError
 
 from lorafleet_operator.sources import assemble
 from lorafleet_operator.sources.connection import Connection, Target
-from lorafleet_operator.sources.remote import Reach
 from lorafleet_operator.sources.remote_tree import RemoteTree
+from lorafleet_operator.sources.stream import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.sources.bounds import SourceSettings
     from lorafleet_operator.sources.credentials import SecretData
+
+
+_IN_A_PATH = "/%:@!$&'()*+,;=~"
+"""Left as people wrote it: the escapes of an address are the address's own."""
 
 
 class HttpSource:
@@ -92,10 +96,9 @@ def _split(url: str) -> tuple[str, str, str]:
         raise PathNotAllowed(
             "source.http.url: user and password in a URL are not allowed; use credentialsSecretRef"
         )
-    folder, weights = parts.path.rstrip("/"), assemble.WEIGHTS
-    if folder.endswith(".safetensors"):
-        folder, _, weights = folder.rpartition("/")
+    folder, weights = assemble.named_file(parts.path.rstrip("/"))
     if not url.isprintable() or ".." in folder.split("/"):
         raise PathNotAllowed("source.http.url has '..' or a control character")
-    base = urlunsplit((parts.scheme, parts.netloc, quote(folder, safe="/%:@!$&'()*+,;=~"), "", ""))
-    return base, f"?{parts.query}" if parts.query else "", weights
+    base = urlunsplit((parts.scheme, parts.netloc, quote(folder, safe=_IN_A_PATH), "", ""))
+    query = quote(parts.query, safe=f"{_IN_A_PATH}?")
+    return base, f"?{query}" if query else "", unquote(weights)

@@ -23,8 +23,9 @@ from lorafleet.errors import (
 
 from lorafleet_operator.sources import assemble, bounds
 from lorafleet_operator.sources.connection import Connection, Target
-from lorafleet_operator.sources.remote import Reach
+from lorafleet_operator.sources.endpoints import checked_endpoint
 from lorafleet_operator.sources.remote_tree import RemoteTree
+from lorafleet_operator.sources.stream import Reach
 from lorafleet_operator.sources.weights import read_whole
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ class HuggingFaceSource:
             raise PathNotAllowed(f"source.huggingFace.repo {repo!r} is not a repository's name")
         if not _REVISION.fullmatch(revision) or ".." in revision:
             raise PathNotAllowed(f"source.huggingFace.revision {revision!r} is not a revision")
-        path = bounds.checked_relative_path(path, "source.huggingFace.path")
-        self._endpoint = _checked_endpoint(endpoint or HUB)
+        path, self._weights = assemble.named_file(
+            bounds.checked_relative_path(path, "source.huggingFace.path")
+        )
+        self._endpoint = checked_endpoint(endpoint or HUB, "source.huggingFace.endpoint")
         self._repo, self._revision, self._path = repo, revision, path
         self.uri = f"hf://{repo}@{revision}/{path}".rstrip("/")
         self._secret = secret
@@ -86,8 +89,13 @@ class HuggingFaceSource:
         # A tree for each commit: what was resolved before is still read from its own.
         files = RemoteTree(self._reach, self.uri, partial(self._locate_file, commit))
         self._files.append(files)
-        found = await assemble.resolve(files, self._settings, allow_pickle=self._allow_pickle)
-        return replace(found, revision=commit)
+        found = await assemble.resolve(
+            files,
+            self._settings,
+            allow_pickle=self._allow_pickle,
+            weights_name=self._weights,
+        )
+        return replace(found, revision=commit, checks=())  # a commit does not move
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -143,14 +151,3 @@ class HuggingFaceSource:
 
     def _name(self) -> str:
         return f"{self._repo} at {self._revision}"
-
-
-def _checked_endpoint(endpoint: str) -> str:
-    try:
-        parts = urlsplit(endpoint)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https") or parts.query or "@" in parts.netloc:
-        raise PathNotAllowed("source.huggingFace.endpoint is not a plain http or https URL")
-    return endpoint.rstrip("/")

@@ -30,8 +30,10 @@ from lorafleet_operator.sources.oci_manifest import (
     MAX_MANIFEST_BYTES,
     Layer,
     read_manifest,
+    sole_manifest,
 )
-from lorafleet_operator.sources.remote import Reach, RemoteBlob, open_remote
+from lorafleet_operator.sources.remote import RemoteBlob, open_remote
+from lorafleet_operator.sources.stream import Reach
 from lorafleet_operator.sources.weights import read_whole
 
 if TYPE_CHECKING:
@@ -94,16 +96,16 @@ class OciSource:
 
     async def resolve(self) -> ResolvedAdapter:
         """Resolve the tag to a digest, then read header and config of what that holds."""
-        raw = await self._manifest()
-        digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-        if self._digest is not None and digest != self._digest:
-            raise DigestMismatch(
-                f"{self.uri}: the manifest has the digest {digest}, asked for was {self._digest}"
-            )
-        files = _Artifact(self.uri, self._reach, read_manifest(raw, self.uri), self._locate_blob)
+        raw, digest = await self._manifest(self._version, self._digest)
+        inner = sole_manifest(raw, self.uri)
+        if inner is not None:
+            raw, _ = await self._manifest(inner, inner)
+        layers = read_manifest(raw, self.uri)
+        files = _Artifact(self.uri, self._reach, layers, self._locate_blob)
         self._trees.append(files)
         found = await assemble.resolve(files, self._settings, allow_pickle=self._allow_pickle)
-        return replace(found, revision=digest)
+        # Digests do not move; whether the content is theirs shows when all of it was read.
+        return replace(found, revision=digest, checks=(files.verify,))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -111,18 +113,26 @@ class OciSource:
             files.close()
         await self._connection.aclose()
 
-    async def _manifest(self) -> bytes:
-        blob = await open_remote(self._reach, "manifest", self._locate_manifest)
+    async def _manifest(self, version: str, wanted: str | None) -> tuple[bytes, str]:
+        """Return a manifest and its digest, which is `wanted` if that is given."""
+
+        async def locate() -> Target:
+            headers = {"Accept": ACCEPT, **await self._access.headers()}
+            return Target(f"{self._base}/v2/{self._repository}/manifests/{version}", headers)
+
+        blob = await open_remote(self._reach, "manifest", locate, MAX_MANIFEST_BYTES)
         if blob is None:
             raise self._not_found("404")
         try:
-            return await read_whole(blob, MAX_MANIFEST_BYTES)
+            raw = await read_whole(blob, MAX_MANIFEST_BYTES)
         finally:
             blob.close()
-
-    async def _locate_manifest(self) -> Target:
-        headers = {"Accept": ACCEPT, **await self._access.headers()}
-        return Target(f"{self._base}/v2/{self._repository}/manifests/{self._version}", headers)
+        digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        if wanted is not None and digest != wanted:
+            raise DigestMismatch(
+                f"{self.uri}: the manifest has the digest {digest}, asked for was {wanted}"
+            )
+        return raw, digest
 
     async def _locate_blob(self, digest: str) -> Target:
         headers = await self._access.headers()
@@ -161,13 +171,15 @@ class _Artifact:
         self._layers = layers
         self._locate = locate
         self._opened: list[RemoteBlob] = []
+        self._digested: list[DigestedBlob] = []
 
     async def open(self, name: str) -> Blob | None:
         """Return the file, None if the manifest names none of that name."""
         layer = self._layers.get(name)
         if layer is None:
             return None
-        blob = await open_remote(self._reach, name, lambda: self._locate(layer.digest))
+        limit = self._reach.settings.max_file_bytes(name)
+        blob = await open_remote(self._reach, name, lambda: self._locate(layer.digest), limit)
         if blob is None:
             raise SourceNotFound(f"{name} ({layer.digest}) is not in the registry of {self.uri}")
         self._opened.append(blob)
@@ -175,7 +187,13 @@ class _Artifact:
             raise DigestMismatch(
                 f"{name} in {self.uri} has {blob.size} bytes, the manifest promises {layer.size}"
             )
-        return DigestedBlob(blob, self.uri, layer.digest)
+        self._digested.append(DigestedBlob(blob, self.uri, layer.digest))
+        return self._digested[-1]
+
+    async def verify(self) -> None:
+        """Raise `DigestMismatch` unless every file that was opened has its digest's content."""
+        for blob in self._digested:
+            await blob.verify()
 
     def close(self) -> None:
         """Close all streams."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from lorafleet.errors import InvalidAdapter
 
-from lorafleet_operator.sources.assemble import CONFIG
-from lorafleet_operator.sources.bounds import one_line
+from lorafleet_operator.sources.bounds import CONFIG, one_line
 
 MAX_MANIFEST_BYTES = 4 << 20
 """Cap of a manifest, bytes: what registries themselves allow."""
@@ -24,6 +23,7 @@ ACCEPT = ", ".join(
     )
 )
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_REFERENCE_TYPE = "vnd.docker.reference.type"
 _TITLE = "org.opencontainers.image.title"
 
 
@@ -39,9 +39,11 @@ def read_manifest(raw: bytes, uri: str) -> dict[str, Layer]:
     """Return the layers by their files' names, as `oras push` writes them.
 
     A folder that all names share is taken off. Raises `InvalidAdapter` for a manifest that is
-    none, an index of several, and for files that are packed into a tar.
+    none, and for files that are packed into a tar.
     """
     manifest = _manifest(raw, uri)
+    if "manifests" in manifest:
+        raise InvalidAdapter(f"{uri} is an index in an index; name a manifest by its digest")
     layers = manifest.get("layers")
     if not isinstance(layers, list) or len(layers) > MAX_LAYERS:
         raise InvalidAdapter(f"{uri}: the manifest has no list of at most {MAX_LAYERS} layers")
@@ -64,6 +66,31 @@ def read_manifest(raw: bytes, uri: str) -> dict[str, Layer]:
     return found
 
 
+def sole_manifest(raw: bytes, uri: str) -> str | None:
+    """Return the digest of the only manifest that an index names; None if this is no index.
+
+    What builders add about an image's origin does not count. Raises `InvalidAdapter` for an index
+    of several or none.
+    """
+    several = _manifest(raw, uri).get("manifests")
+    if not isinstance(several, list):
+        return None
+    entries = [entry for entry in several if not _is_attestation(entry)]
+    if len(entries) != 1:
+        raise InvalidAdapter(
+            f"{uri} is an index of {len(entries)} manifests; name one of them by its digest"
+        )
+    digest = entries[0].get("digest") if isinstance(entries[0], dict) else None
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise InvalidAdapter(f"{uri}: the index names no sha256 digest")
+    return digest
+
+
+def _is_attestation(entry: Any) -> bool:
+    notes = entry.get("annotations") if isinstance(entry, dict) else None
+    return isinstance(notes, dict) and _REFERENCE_TYPE in notes
+
+
 def _manifest(raw: bytes, uri: str) -> dict[str, Any]:
     try:
         manifest = json.loads(raw)
@@ -71,11 +98,6 @@ def _manifest(raw: bytes, uri: str) -> dict[str, Any]:
         manifest = None
     if not isinstance(manifest, dict):
         raise InvalidAdapter(f"{uri}: the manifest is not a JSON object")
-    several = manifest.get("manifests")
-    if isinstance(several, list):
-        raise InvalidAdapter(
-            f"{uri} is an index of {len(several)} manifests; name one of them by its digest"
-        )
     return manifest
 
 

@@ -8,13 +8,19 @@ forward.
 from __future__ import annotations
 
 import asyncio
-import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from lorafleet.errors import SourceChanged, SourceError, SourceNotFound, SourceUnavailable
+from lorafleet.errors import (
+    SourceChanged,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    TooLarge,
+)
 
 from lorafleet_operator.sources.bounds import one_line
+from lorafleet_operator.sources.retries import AskedToWait, retried, retry_after
+from lorafleet_operator.sources.stream import Filling, Stream
 from lorafleet_operator.sources.validators import Part, Validator
 
 if TYPE_CHECKING:
@@ -23,140 +29,35 @@ if TYPE_CHECKING:
     import aiohttp
 
     from lorafleet_operator.sources.base import Buffer
-    from lorafleet_operator.sources.bounds import SourceSettings
-    from lorafleet_operator.sources.connection import Connection, Target
+    from lorafleet_operator.sources.connection import Target
+    from lorafleet_operator.sources.stream import Reach
 
     Locate = Callable[[], Awaitable[Target]]
-    Explain = Callable[[int, bytes, Mapping[str, str]], SourceError | None]
-    """From status, start of the body and headers to what the provider makes of them."""
-
-T = TypeVar("T")
 
 HEAD_BYTES = 64 << 10
 """Bytes read on opening: header and config of small adapters come with the first request."""
-_PROGRESS_BYTES = 64 << 10
 _EXPLANATION_BYTES = 4 << 10
-_MAX_BACKOFF_S = 8.0
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How the files of one source are reached: the same for all of them."""
-
-    connection: Connection
-    settings: SourceSettings
-    explain: Explain
-    on_read: Callable[[int], None]
-
-
-class Filling:
-    """A buffer being filled from the front; what has arrived stays when a try fails."""
-
-    def __init__(self, length: int) -> None:
-        self.buffer = bytearray(length)
-        self.done = 0
-
-    @property
-    def missing(self) -> int:
-        """Bytes still to come."""
-        return len(self.buffer) - self.done
-
-    def add(self, chunk: memoryview) -> int:
-        """Take as much of `chunk` as is missing; return how much that was."""
-        take = min(len(chunk), self.missing)
-        self.buffer[self.done : self.done + take] = chunk[:take]
-        self.done += take
-        return take
-
-
-class Stream:
-    """The body of an answer, read forward; the next byte is byte `position` of the file."""
-
-    def __init__(self, reach: Reach, response: aiohttp.ClientResponse, position: int) -> None:
-        self.position = position
-        self._reach = reach
-        self._response = response
-        self._rest = memoryview(b"")
-
-    async def skip_to(self, position: int) -> None:
-        """Discard bytes up to `position`."""
-        while self.position < position:
-            available = len(await self._available())
-            self._take(min(available, position - self.position))
-
-    async def fill(self, filling: Filling, end: int | None) -> None:
-        """Put the next bytes into `filling` until it is full or the file's byte `end` is next."""
-        while filling.missing and self.position != end:
-            available = await self._available()
-            self._take(filling.add(available))
-
-    async def count_rest(self, limit: int) -> None:
-        """Discard all that follows; `position` is the file's size then, or above `limit`."""
-        while self.position <= limit:
-            chunk = await self._reach.connection.next_bytes(self._response)
-            if not chunk:
-                return
-            self._reach.on_read(len(chunk))
-            self.position += len(chunk)
-
-    def close(self) -> None:
-        """Give the connection back if the body was read to its end, else close it."""
-        self._response.close()
-
-    async def _available(self) -> memoryview:
-        if not self._rest:
-            chunk = await self._reach.connection.next_bytes(self._response)
-            if not chunk:
-                where = self._reach.connection.where
-                raise SourceUnavailable(f"{where}: the answer ended at byte {self.position}")
-            self._reach.on_read(len(chunk))
-            self._rest = memoryview(chunk)
-        return self._rest
-
-    def _take(self, count: int) -> None:
-        self._rest = self._rest[count:]
-        self.position += count
-
-
-async def retried(
-    settings: SourceSettings, work: Callable[[], Awaitable[T]], progress: Callable[[], int]
-) -> T:
-    """Return what `work` returns; again after `SourceUnavailable`, with growing waits.
-
-    Tries that brought at least 64 KiB, as `progress` counts them, are not held against it.
-    """
-    failures, before = 0, progress()
-    while True:
-        try:
-            return await work()
-        except SourceUnavailable:
-            brought, before = progress() - before, progress()
-            failures = 0 if brought >= _PROGRESS_BYTES else failures + 1
-            if failures >= settings.attempts:
-                raise
-        wait = min(_MAX_BACKOFF_S, settings.backoff_s * 2.0**failures)
-        await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is no secret
-
-
-async def open_remote(reach: Reach, name: str, locate: Locate) -> RemoteBlob | None:
+async def open_remote(reach: Reach, name: str, locate: Locate, limit: int) -> RemoteBlob | None:
     """Return the file's current version, None if the server says that there is none.
 
     One request for the first `HEAD_BYTES`; the rest is read through only if the server does not
-    tell the size.
+    tell the size. Raises `TooLarge` as soon as there are more than `limit` bytes.
     """
-    limit = reach.settings.read_timeout_s
+    seconds = reach.settings.read_timeout_s
     try:
-        async with asyncio.timeout(limit) as deadline:
+        async with asyncio.timeout(seconds) as deadline:
             return await retried(
-                reach.settings, lambda: _open(reach, name, locate, deadline), lambda: 0
+                reach.settings, lambda: _open(reach, name, locate, limit, deadline)
             )
     except TimeoutError:
         pass
-    raise SourceUnavailable(f"{name} in {reach.connection.where}: no answer after {limit:g} s")
+    raise SourceUnavailable(f"{name} in {reach.connection.where}: no answer after {seconds:g} s")
 
 
 async def _open(
-    reach: Reach, name: str, locate: Locate, deadline: asyncio.Timeout
+    reach: Reach, name: str, locate: Locate, limit: int, deadline: asyncio.Timeout
 ) -> RemoteBlob | None:
     wanted = {"Range": f"bytes=0-{HEAD_BYTES - 1}"}
     response = await reach.connection.get(await locate(), wanted)
@@ -175,16 +76,18 @@ async def _open(
         part = Part.of(response.status, response.headers)
         if part is None or part.start != 0:
             raise SourceUnavailable(f"{where}: the answer does not say which bytes it carries")
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise SourceUnavailable(f"{where}: the server compresses what it sends")
+        _check_encoding(response, where)
         stream = Stream(reach, response, 0)
         size = part.size
         head = Filling(min(HEAD_BYTES, size) if size is not None and part.end else 0)
         if size is None:
             now = asyncio.get_running_loop().time()
             deadline.reschedule(now + reach.settings.scan_timeout_s)
-            await stream.count_rest(reach.settings.max_file_bytes)
+            await stream.count_rest(limit)
             size = stream.position
+        if size > limit:
+            told = f"more than {limit}" if part.size is None else str(size)
+            raise TooLarge(f"{where} has {told} bytes, at most {limit} are allowed")
         await stream.fill(head, None)
         validator = Validator.of(response.headers)
         ranges = response.status != 200
@@ -256,6 +159,8 @@ class RemoteBlob:
             response = await self._get({"Range": f"bytes={start}-{last}"})
             try:
                 part = self._checked(response, start)
+                if response.status == 200:  # from now on it is cheaper not to ask for ranges
+                    self._ranges = False
                 stream = Stream(self._reach, response, part.start)
                 await stream.skip_to(start)
                 await stream.fill(filling, part.end)
@@ -299,6 +204,7 @@ class RemoteBlob:
 
     def _checked(self, response: aiohttp.ClientResponse, start: int) -> Part:
         """Return which bytes the answer carries, after comparing it with what was opened."""
+        _check_encoding(response, self._where)
         found = Validator.of(response.headers)
         if found != self.validator:
             raise SourceChanged(
@@ -315,10 +221,21 @@ class RemoteBlob:
 async def _failure(reach: Reach, response: aiohttp.ClientResponse) -> SourceError:
     """Return what a status that carries no file means."""
     body = await _start(reach, response)
-    explained = reach.explain(response.status, body, response.headers)
-    if explained is not None:
-        return explained
-    return SourceUnavailable(f"{reach.connection.where}: HTTP status {response.status}")
+    error = reach.explain(response.status, body, response.headers)
+    if error is None:
+        error = SourceUnavailable(f"{reach.connection.where}: HTTP status {response.status}")
+    seconds = retry_after(response.headers)
+    if seconds is not None and type(error) is SourceUnavailable:
+        return AskedToWait(str(error), seconds)
+    return error
+
+
+def _check_encoding(response: aiohttp.ClientResponse, where: str) -> None:
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise SourceUnavailable(
+            f"{where}: the server compresses what it sends ({one_line(encoding, 40)})"
+        )
 
 
 async def _start(reach: Reach, response: aiohttp.ClientResponse) -> bytes:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from lorafleet.errors import SourceUnavailable
 
 from lorafleet_operator.sources.hashed import hashed
-from lorafleet_operator.sources.remote import Reach, RemoteBlob, open_remote
+from lorafleet_operator.sources.remote import RemoteBlob, open_remote
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from lorafleet_operator.sources.base import Blob
     from lorafleet_operator.sources.connection import Target
+    from lorafleet_operator.sources.stream import Reach
 
 
 class RemoteTree:
@@ -30,7 +31,8 @@ class RemoteTree:
         earlier = self._opened.pop(name, None)
         if earlier is not None:
             earlier.close()
-        blob = await open_remote(self._reach, name, lambda: self._locate(name))
+        limit = self._reach.settings.max_file_bytes(name)
+        blob = await open_remote(self._reach, name, lambda: self._locate(name), limit)
         if blob is None:
             return None
         self._opened[name] = blob

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter, PathNotAllowed, TooLarge
@@ -82,7 +81,8 @@ def _merge(index: Blob, files: list[SafetensorsFile], weight_map: Mapping[str, s
                     f"two tensors for {one_line(entry.name)}: {index.name} names {named}, "
                     f"{file.blob.name} holds it too"
                 )
-            entries.append(replace(entry, begin=start + entry.begin, end=start + entry.end))
+            begin, end = start + entry.begin, start + entry.end
+            entries.append(TensorEntry(entry.name, entry.dtype, entry.shape, begin, end))
         if file.header.data_bytes:
             segments.append(Segment(start, file.header.data_bytes, file.blob, file.data_start))
         start += file.header.data_bytes

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MAX_LINKS = 40
+_MAX_REF_BYTES = 64
+_COMMIT = re.compile(rb"[0-9a-f]{6,64}")
 _YEAR_9999 = 253402300799
 _MAX_WRITTEN_LINK = 255
 _WRITTEN_LINK = re.compile(rb"((?:\.\./)+blobs/[0-9A-Za-z]+)\n?")
@@ -72,7 +74,9 @@ class VolumeSource:
             raise PathNotAllowed("this operator has no volume root: no source on a volume")
         bounds.checked_object_name(namespace, "namespace")
         bounds.checked_object_name(claim, "source.persistentVolumeClaim.claimName")
-        path = bounds.checked_relative_path(path, "source.persistentVolumeClaim.path")
+        path, self._weights = assemble.named_file(
+            bounds.checked_relative_path(path, "source.persistentVolumeClaim.path")
+        )
         self.uri = f"pvc://{namespace}/{claim}/{path}".rstrip("/")
         claim_root = volume_root / namespace / claim
         self._tree = VolumeTree(claim_root, path, self.uri, settings, on_read)
@@ -81,7 +85,12 @@ class VolumeSource:
 
     async def resolve(self) -> ResolvedAdapter:
         """Read header and config of the files that are there now."""
-        return await assemble.resolve(self._tree, self._settings, allow_pickle=self._allow_pickle)
+        return await assemble.resolve(
+            await self._tree.snapshot(),
+            self._settings,
+            allow_pickle=self._allow_pickle,
+            weights_name=self._weights,
+        )
 
     async def aclose(self) -> None:
         """Nothing is held between calls."""
@@ -107,6 +116,24 @@ class VolumeTree:
     async def open(self, name: str) -> VolumeBlob | None:
         """Return the file as it is now; None if it or its folder does not exist."""
         return await self.run(lambda: self._open(name))
+
+    async def snapshot(self) -> VolumeTree:
+        """Return the files of the snapshot that a Hugging Face cache's `refs/main` names.
+
+        Any other folder is returned as it is, and so is a cache that does not say.
+        """
+        if await self.open(bounds.CONFIG) is not None:
+            return self
+        head = await self.open("refs/main")
+        if head is None or head.size > _MAX_REF_BYTES:
+            return self
+        commit = bytes(await head.read(0, head.size)).strip()
+        if not _COMMIT.fullmatch(commit):
+            return self
+        below = f"snapshots/{commit.decode()}"
+        path = f"{self._path}/{below}" if self._path else below
+        uri = f"{self.uri}/{below}"
+        return VolumeTree(self._root, path, uri, self._settings, self.on_read)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking file work in the volumes' own threads.

@@ -43,6 +43,8 @@ class Payload:
     """(offset, length) of each chunk: lorafleet.layout.chunk_plan of the manifest."""
     read: Callable[[int, int], Awaitable[bytes | bytearray | memoryview]]
     """Reads (offset, length) of the source's data section."""
+    confirm: Callable[[], Awaitable[None]] | None = None
+    """Awaited when all is read, before any engine may commit; raises if it was not one version."""
 
 
 async def stage(
@@ -84,6 +86,8 @@ async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Excepti
             for lane in lanes:
                 if index in lane.missing and lane.unfinished:
                     await lane.queue.put(message)
+        if payload.confirm is not None and any(lane.unfinished for lane in lanes):
+            await payload.confirm()
     except Exception as error:
         broke = error
         for lane in lanes:
