@@ -1,0 +1,383 @@
+"""How bytes get from the arena into a slot, checked and timed on one GPU, without vLLM.
+
+    PYTHONPATH=engine_sidecar:protos:$PYTHONPATH python tests/gpu/copies_check.py [LAYERS]
+
+One JSON line for each kind of copy: bits compared with plain torch on the CPU, what the profiler saw
+of waiting and of pageable memory, the temporary peak, and the speed beside a plain copy of as many
+bytes. Then widths of rows, a small adapter, and LAYERS (48) layers of Qwen3-30B-A3B at rank 64.
+`LORAFLEET_CHECK_DEVICE=cpu` runs the same code where there is no GPU, and compares bits alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lorafleet_vllm.arena_map import ArenaMap
+from lorafleet_vllm.copy2d import copy_rows, pitched
+from lorafleet_vllm.pieces import ALL, Fill, Piece
+from lorafleet_vllm.slot_factors import factor_a, factor_b
+from lorafleet_vllm.slots import LayerFill, SlotPlan, write_layer, write_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEVICE = torch.device(os.environ.get("LORAFLEET_CHECK_DEVICE", "cuda"))
+CUDA = DEVICE.type == "cuda"
+E, R, HIDDEN, MIDDLE = (128, 64, 2048, 768) if CUDA else (4, 16, 128, 64)
+WAITS = ("Synchronize", "Pageable", "cudaMalloc", "cudaHostAlloc", "cudaHostRegister")
+failures: list[str] = []
+
+
+def say(figure: str, **values: Any) -> None:
+    print(json.dumps({"figure": figure, **values}), flush=True)
+
+
+def check(fact: bool, what: str) -> None:
+    if not fact:
+        failures.append(what)
+        say("FAILED", what=what)
+
+
+class Memory:
+    """An arena of random values, from which views are cut one after the other."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        path = Path(self._folder.name) / "arena"
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        with path.open("wb") as file:
+            for start in range(0, nbytes, 256 << 20):
+                size = min(256 << 20, nbytes - start)
+                part = torch.empty(size // 2, device=DEVICE, dtype=torch.bfloat16)
+                part.normal_(generator=generator)
+                file.write(part.cpu().view(torch.uint8).numpy().tobytes())
+        begin = time.perf_counter()
+        self.map = ArenaMap(path, cuda=CUDA)
+        say("arena", bytes=nbytes, seconds=time.perf_counter() - begin,
+            registered_bytes=self.map.registered_bytes)  # fmt: skip
+        self._next = 0
+
+    def take(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if self._next + size > self.map.size:
+            self._next = 0
+        self._next += size
+        return self.map.view(self._next - size, shape, dtype)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+def slots(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.full((2, *shape), 7, dtype=dtype, device=DEVICE)
+
+
+def expected(fill: Fill) -> torch.Tensor:
+    """What plain torch makes of a fill, on the CPU."""
+    slot = torch.full(fill.slots.shape[1:], 7, dtype=fill.slots.dtype)
+    for rows, cols in fill.zeros:
+        slot[..., rows, cols] = 0
+    for piece in fill.pieces:
+        part = slot[..., piece.region[0], piece.region[1]]
+        part.copy_(piece.source)
+        if isinstance(piece.scale, torch.Tensor) or piece.scale != 1.0:
+            part.mul_(piece.scale)
+    return slot
+
+
+def seconds(act: Callable[[], object], repeat: int = 7) -> tuple[float, float]:
+    """Return the median seconds (until the call returns, until the device is done)."""
+    called, done = [], []
+    for _ in range(repeat):
+        if CUDA:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        act()
+        called.append(time.perf_counter() - begin)
+        if CUDA:
+            torch.cuda.synchronize()
+        done.append(time.perf_counter() - begin)
+    return statistics.median(called), statistics.median(done)
+
+
+def launches(act: Callable[[], object]) -> dict[str, int]:
+    """Return how often `act` called what of the CUDA runtime, and the kinds of its copies."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        with record_function("the fill"):
+            act()
+        torch.cuda.synchronize()
+    events = profiled.events()
+    span = next(e.time_range for e in events if e.name == "the fill")
+    found: dict[str, int] = {}
+    for event in events:
+        inside = span.start <= event.time_range.start <= span.end
+        if (event.name.startswith("cuda") and inside) or event.name.startswith("Memcpy"):
+            found[event.name] = found.get(event.name, 0) + 1
+    return found
+
+
+def one(name: str, fills: list[Fill], **more: Any) -> None:
+    """Check and time one layer of fills."""
+    layer = LayerFill(tuple(fills))
+    write_layer(layer, 1)
+    equal = all(torch.equal(fill.slots[1].cpu(), expected(fill)) for fill in fills)
+    untouched = all(bool((fill.slots[0] == 7).all()) for fill in fills)
+    check(equal and untouched, f"{name}: bits differ")
+    figures: dict[str, Any] = {"equal": equal, "bytes": layer.nbytes, **more}
+    if CUDA:
+        figures.update(on_device(name, layer))
+    say(name, **figures)
+
+
+def on_device(name: str, layer: LayerFill) -> dict[str, Any]:
+    stream = torch.cuda.Stream()
+
+    def act() -> None:
+        with torch.cuda.stream(stream):
+            write_layer(layer, 1)
+
+    act()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        act()
+    except RuntimeError as error:
+        check(False, f"{name}: {error}")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    peak = torch.cuda.max_memory_allocated() - before
+    check(peak <= layer.nbytes + (2 << 20), f"{name}: temporary {peak} of {layer.nbytes} bytes")
+    check(torch.cuda.memory_allocated() == before, f"{name}: memory is kept")
+    calls = launches(act)
+    waits = [call for call in calls if any(wait in call for wait in WAITS)]
+    check(not waits, f"{name}: {waits}")
+    called, done = seconds(act)
+    plain = plain_seconds(layer.nbytes)
+    return {
+        "temporary_peak_bytes": peak,
+        "calls": calls,
+        "seconds_call": called,
+        "gigabytes_per_second": layer.nbytes / done / 1e9,
+        "plain_gigabytes_per_second": layer.nbytes / plain / 1e9,
+        "ratio": done / plain,
+    }
+
+
+def plain_seconds(nbytes: int) -> float:
+    source = memory.map.view(0, (nbytes,), torch.uint8)
+    target = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+    return seconds(lambda: target.copy_(source, non_blocking=True))[1]
+
+
+def kinds() -> None:
+    take = memory.take
+    one("contiguous", [factor_a("x", slots(E, R, HIDDEN), take(E, R, HIDDEN))])
+    one("contiguous, scaled", [factor_b("x", slots(E, HIDDEN, R), take(E, HIDDEN, R), 0.3)])
+    whole = take(E, R, MIDDLE)
+    one(
+        "2D source: columns of A",
+        [factor_a("x", slots(E, R, MIDDLE // 2), whole[..., MIDDLE // 2 :])],
+    )
+    whole = take(R, 2 * HIDDEN)
+    one("2D source: columns of a dense A", [factor_a("x", slots(1, R, HIDDEN), whole[:, HIDDEN:])])
+    whole = take(E, MIDDLE, R)
+    rows = slice(MIDDLE // 2, None)
+    one("2D source: rows of B", [factor_b("x", slots(E, MIDDLE // 2, R), whole[:, rows], 3.0)])
+    one(
+        "2D target: A of half the rank",
+        [factor_a("x", slots(E, R, HIDDEN), take(E, R // 2, HIDDEN))],
+    )
+    one("narrow target: B of a quarter of the rank",
+        [factor_b("x", slots(E, HIDDEN, R), take(E, HIDDEN, R // 4), 0.7)])  # fmt: skip
+    one("narrow both ways: columns of A of half the rank",
+        [factor_a("x", slots(E, R, MIDDLE // 2), take(E, R // 2, MIDDLE)[..., : MIDDLE // 2])])  # fmt: skip
+    one("narrow both ways: rows of B of half the rank",
+        [factor_b("x", slots(E, MIDDLE // 2, R), take(E, MIDDLE, R // 2)[:, rows], 0.3)])  # fmt: skip
+    vocabulary = 151936 if CUDA else 512
+    embedding = take(R // 4, vocabulary)
+    part = (slice(None), slice(R // 4))
+    rest = (slice(None), slice(R // 4, None))
+    one("transposed: A of an embedding",
+        [Fill(slots(vocabulary, R), (Piece(part, embedding.mT),), (rest,))])  # fmt: skip
+    even, odd = (slice(0, None, 2), slice(None)), (slice(1, None, 2), slice(None))
+    pieces = tuple(Piece(region, take(E, MIDDLE, R), 0.3) for region in (even, odd))
+    one("interleaved rows", [Fill(slots(E, 2 * MIDDLE, R), pieces, ())])
+    scales = torch.linspace(0.1, 3, E).view(-1, 1, 1)
+    scales = scales.pin_memory() if CUDA else scales
+    one(
+        "a scaling for each expert",
+        [factor_b("x", slots(E, HIDDEN, R), take(E, HIDDEN, R), scales)],
+    )
+    one("one pair for all experts",
+        [factor_a("x", slots(E, R, MIDDLE), take(1, R, MIDDLE).expand(E, -1, -1))])  # fmt: skip
+    half = torch.float16
+    source = take(E, HIDDEN, R).to(half)
+    one("float16", [factor_b("x", slots(E, HIDDEN, R, dtype=half), pinned(source), 0.3)])
+    source = torch.randn(E, HIDDEN, R)
+    one("float32 into bfloat16", [factor_b("x", slots(E, HIDDEN, R), pinned(source), 0.3)])
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if CUDA else tensor
+
+
+def widths() -> None:
+    """2D copies of 32 MiB in rows of some widths, every second row on the side that is pitched."""
+    total = 32 << 20
+    for width in (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096):
+        count = total // width
+        wide = memory.map.view(0, (count, 2 * width), torch.uint8)
+        dense = memory.map.view(0, (count, width), torch.uint8)
+        target = torch.empty(count, 2 * width, dtype=torch.uint8, device=DEVICE)
+        flat = torch.empty(count, width, dtype=torch.uint8, device=DEVICE)
+        figures = {}
+        for kind, to, come in (
+            ("source", flat, wide[:, :width]),
+            ("target", target[:, :width], dense),
+            ("both", target[:, :width], wide[:, :width]),
+        ):
+            rows = pitched(to, come)
+            assert rows is not None
+            assert rows.width == width
+            _, done = seconds(lambda to=to, come=come, rows=rows: copy_rows(to, come, rows))  # type: ignore[misc]
+            figures[kind] = count * width / done / 1e9
+        mapped = as_device(wide)
+        _, done = seconds(lambda: flat.copy_(mapped[:, :width]))  # noqa: B023
+        figures["read by the device"] = count * width / done / 1e9
+        say("2D, gigabytes per second", width=width, **figures)
+    say("2D, gigabytes per second", width=total, contiguous=total / plain_seconds(total) / 1e9)
+
+
+def as_device(view: torch.Tensor) -> torch.Tensor:
+    """Return registered host memory as the device sees it."""
+
+    class Host:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": tuple(view.shape),
+            "typestr": "|u1",
+            "data": (view.data_ptr(), False),
+            "version": 3,
+        }
+
+    return torch.as_tensor(Host(), device=DEVICE)
+
+
+def small(rank: int, limit: int, layers: int = 32, hidden: int = 960, middle: int = 2560) -> None:
+    """An adapter of a few MiB, all linear modules, against plain copies of the same tensors."""
+    sizes = [(hidden, hidden), (hidden, 320), (hidden, 320), (hidden, hidden)]
+    sizes += [(hidden, middle), (hidden, middle), (middle, hidden)]
+    memory._next = 0
+    plan, plain = [], []
+    for _ in range(layers):
+        fills = []
+        for wide, out in sizes:
+            pair = (
+                factor_a("x", slots(1, limit, wide), memory.take(rank, wide)),
+                factor_b("x", slots(1, out, limit), memory.take(out, rank), 0.3),
+            )
+            fills.extend(pair)
+            for fill in pair:
+                (piece,) = fill.pieces
+                plain.append((fill.slots[..., piece.region[0], piece.region[1]], piece.source))
+        plan.append(LayerFill(tuple(fills)))
+    whole = SlotPlan(tuple(plan))
+    write_plan(whole, 1)
+    equal = all(
+        torch.equal(fill.slots[1].cpu(), expected(fill)) for layer in plan for fill in layer.fills
+    )
+    check(equal, f"small, rank {rank} of {limit}: bits differ")
+    figures: dict[str, Any] = {"bytes": whole.nbytes, "tensors": len(plain), "equal": equal}
+    if CUDA:
+
+        def plainly() -> None:
+            for target, source in plain:
+                target[1].copy_(source, non_blocking=True)
+
+        write_plan(whole, 1)
+        plainly()
+        call, done = seconds(lambda: write_plan(whole, 1), 31)
+        plain_call, plain_done = seconds(plainly, 31)
+        calls = launches(lambda: write_plan(whole, 1))
+        figures.update(seconds_call=call, seconds_done=done, plain_seconds_call=plain_call)
+        figures.update(plain_seconds_done=plain_done, ratio=done / plain_done, calls=calls)
+        waits = [call for call in calls if any(wait in call for wait in WAITS)]
+        check(not waits, f"small: {waits}")
+    say(f"small, rank {rank} of {limit}", **figures)
+
+
+def large(layers: int) -> None:
+    """All of an adapter of 6.29 GiB against plain copies of the same tensors."""
+    memory._next = 0
+    attention = [(HIDDEN, 4096), (HIDDEN, 512), (HIDDEN, 512), (4096, HIDDEN)]
+    experts = [(HIDDEN, MIDDLE), (HIDDEN, MIDDLE), (MIDDLE, HIDDEN)]
+    plan, plain = [], []
+    begin = time.perf_counter()
+    for _ in range(layers):
+        for sizes, count in ((attention, ()), (experts, (E,))):
+            fills = []
+            for wide, out in sizes:
+                fills += [
+                    factor_a("x", slots(*(count or (1,)), R, wide), memory.take(*count, R, wide)),
+                    factor_b(
+                        "x", slots(*(count or (1,)), out, R), memory.take(*count, out, R), 0.5
+                    ),
+                ]
+            flags = (torch.zeros(3, dtype=torch.int, device=DEVICE),) if count else ()
+            plan.append(LayerFill(tuple(fills), flags))
+            plain += [(fill.slots, fill.pieces[0].source) for fill in fills]
+    planned = time.perf_counter() - begin
+    whole = SlotPlan(tuple(plan))
+    begin = time.perf_counter()
+    for layer in plan:
+        assert layer.copies
+    compiled = time.perf_counter() - begin
+    write_plan(whole, 1)
+
+    def plainly() -> None:
+        for target, source in plain:
+            target[1].copy_(source, non_blocking=True)
+
+    call, done = seconds(lambda: write_plan(whole, 1))
+    plain_call, plain_done = seconds(plainly)
+    figures = {"bytes": whole.nbytes, "seconds_plan_and_allocate": planned}
+    figures |= {"seconds_compile": compiled, "seconds_call": call, "seconds_done": done}
+    figures |= {"plain_seconds_call": plain_call, "plain_seconds_done": plain_done}
+    say(f"{layers} layers", **figures, ratio=done / plain_done)
+    if CUDA:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        write_plan(whole, 1)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        say("temporary", peak_bytes=peak, kept_bytes=torch.cuda.memory_allocated() - before)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 48 if CUDA else 2
+    assert ALL
+    layer_bytes = 2 * R * (3 * E * (HIDDEN + MIDDLE) + 2 * HIDDEN + 2 * (HIDDEN + 512) + 2 * 4096 + 2 * HIDDEN)  # fmt: skip
+    memory = Memory(max((count + 1) * layer_bytes, 96 << 20))
+    try:
+        kinds()
+        small(8, 8)
+        small(8, 32)
+        if CUDA:
+            widths()
+        large(count)
+    finally:
+        memory.close()
+    say("end", failures=failures)
+    sys.exit(bool(failures))
