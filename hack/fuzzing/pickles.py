@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -110,3 +111,11 @@ def archive(pickled: bytes, storages: dict[str, int]) -> bytes:
         for key, size in storages.items():
             writer.writestr(zipfile.ZipInfo(f"archive/data/{key}"), bytes(size))
     return into.getvalue()
+
+
+def legacy(pickled: bytes, storages: dict[str, int]) -> bytes:
+    """Return the file that torch wrote before 1.6: magic, version, machine, tensors, storages."""
+    head = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True})
+    parts = [pickle.dumps(value, protocol=2) for value in head]
+    parts += [pickled, pickle.dumps(list(storages), protocol=2)]
+    return b"".join(parts) + b"".join(bytes(8 + size) for size in storages.values())

@@ -222,7 +222,7 @@ class _Blob:
 
 
 class Pickle(_Plain):
-    """adapter_model.bin: the zip's directory, the pickle, and the tensors' places."""
+    """adapter_model.bin: the zip's directory, the pickles, and the tensors' places."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -232,10 +232,11 @@ class Pickle(_Plain):
         self._runner.close()
 
     def make(self, random: Random, *, valid: bool = False) -> bytes:
-        """Return an archive, or the bare pickle."""
+        """Return an archive, a file from before 1.6, or the bare pickle."""
         opcodes, storages = pickles.program(random)
+        packed = pickles.archive if random.random() < 0.7 else pickles.legacy
         if valid:
-            return pickles.archive(b"".join(opcodes), storages)
+            return packed(b"".join(opcodes), storages)
         if random.random() < 0.7:
             opcodes = pickles.changed(random, opcodes)
         raw = b"".join(opcodes)
@@ -243,17 +244,17 @@ class Pickle(_Plain):
             raw = mutate.noise(random, raw)
         if random.random() < 0.5:
             return raw
-        packed = pickles.archive(raw, storages)
-        return mutate.noise(random, packed) if random.random() < 0.7 else packed
+        file = packed(raw, storages)
+        return mutate.noise(random, file) if random.random() < 0.7 else file
 
     def read(self, data: bytes) -> None:
-        """Read what the input is: an archive begins with PK."""
-        if data[:2] == b"PK":
-            self._runner.run(self._read_archive(data))
+        """Read what the input is: an archive begins with PK, the old format with its magic."""
+        if data[:2] == b"PK" or data[2:3] == b"\x8a":
+            self._runner.run(self._read_file(data))
         else:
             stored_tensors(data, "adapter_model.bin")
 
-    async def _read_archive(self, data: bytes) -> None:
+    async def _read_file(self, data: bytes) -> None:
         weights = await read_torch_file(_Blob(data), SourceSettings())
         parse_header(weights.header_bytes, weights.data_bytes)
         for segment in weights.segments:

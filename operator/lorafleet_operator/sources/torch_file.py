@@ -1,6 +1,6 @@
-"""`adapter_model.bin`, the zip that `torch.save` writes, served as a safetensors data section.
+"""`adapter_model.bin`, which `torch.save` writes, served as a safetensors data section.
 
-The storages lie uncompressed in the archive, so a range of the data section is a range of the
+The storages lie uncompressed in the file, since 1.6 of torch in an archive, so a range of the data section is a range of the
 file: nothing is unpacked, nothing of the pickle is executed (see `torch_pickle`).
 """
 
@@ -16,11 +16,10 @@ from lorafleet_operator.sources import bounds
 from lorafleet_operator.sources.base import Blob, Segment
 from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.strided import StridedBlob, is_contiguous, span
+from lorafleet_operator.sources.torch_legacy import Places, read_legacy
 from lorafleet_operator.sources.torch_pickle import ITEM_BYTES, StoredTensor, stored_tensors
 from lorafleet_operator.sources.weights import Weights, read_span
 from lorafleet_operator.sources.zip_archive import ZIP_MAGIC, Archive, Entry, read_archive
-
-_LEGACY = "is in torch's format from before 1.6; load and save it again"
 
 
 def is_torch_file(first: bytes) -> bool:
@@ -35,8 +34,25 @@ async def read_torch_file(blob: Blob, settings: bounds.SourceSettings) -> Weight
 
     Raises `InvalidAdapter`: an unsafe pickle, a damaged archive, something else than tensors.
     """
-    if bytes(await blob.read(0, min(4, blob.size))) != ZIP_MAGIC:
-        raise InvalidAdapter(f"{blob.name} {_LEGACY}")
+    if bytes(await blob.read(0, min(4, blob.size))) == ZIP_MAGIC:
+        tensors, places = await _read_archive(blob, settings)
+    else:
+        tensors, places = await read_legacy(blob)
+    if not tensors:
+        raise InvalidAdapter(f"no LoRA tensors in {blob.name}")
+    if len(tensors) > settings.max_tensors:
+        raise TooLarge(
+            f"{blob.name} has {len(tensors)} tensors, at most {settings.max_tensors} are allowed"
+        )
+    placed = [
+        (_begin(blob, places, name, tensor), name, tensor) for name, tensor in tensors.items()
+    ]
+    return _lay_out(blob, sorted(placed, key=lambda item: item[:2]))
+
+
+async def _read_archive(
+    blob: Blob, settings: bounds.SourceSettings
+) -> tuple[dict[str, StoredTensor], Places]:
     archive = await read_archive(blob, max_entries=2 * settings.max_tensors)
     pickle = await _member(blob, archive, "data.pkl", bounds.MAX_PICKLE_BYTES)
     if archive.find("byteorder") is not None:
@@ -44,20 +60,14 @@ async def read_torch_file(blob: Blob, settings: bounds.SourceSettings) -> Weight
         if order != b"little":
             raise InvalidAdapter(f"{blob.name} is not little-endian")
     tensors = await asyncio.to_thread(stored_tensors, pickle, blob.name)
-    if not tensors:
-        raise InvalidAdapter(f"no LoRA tensors in {blob.name}")
-    if len(tensors) > settings.max_tensors:
-        raise TooLarge(
-            f"{blob.name} has {len(tensors)} tensors, at most {settings.max_tensors} are allowed"
-        )
     entries: dict[str, Entry] = {}
     for name, tensor in tensors.items():
-        entries[tensor.storage] = _storage_entry(blob, archive, name, tensor)
+        entry = archive.find(f"data/{tensor.storage}")
+        if entry is None:
+            raise InvalidAdapter(f"{blob.name} lacks the storage of {one_line(name)}")
+        entries[tensor.storage] = entry
     starts = await archive.data_offsets(blob, list(entries.values()))
-    placed = sorted(
-        (starts[entries[tensor.storage].name], name, tensor) for name, tensor in tensors.items()
-    )
-    return _lay_out(blob, placed)
+    return tensors, {key: (starts[entry.name], entry.size) for key, entry in entries.items()}
 
 
 async def _member(blob: Blob, archive: Archive, name: str, limit: int) -> bytes:
@@ -70,16 +80,15 @@ async def _member(blob: Blob, archive: Archive, name: str, limit: int) -> bytes:
     return await read_span(blob, start, entry.size)
 
 
-def _storage_entry(blob: Blob, archive: Archive, name: str, tensor: StoredTensor) -> Entry:
-    entry = archive.find(f"data/{tensor.storage}")
-    if entry is None:
-        raise InvalidAdapter(f"{blob.name} lacks the storage of {one_line(name)}")
+def _begin(blob: Blob, places: Places, name: str, tensor: StoredTensor) -> int:
+    """Return where the tensor's storage begins in the file; the tensor must lie inside it."""
+    begin, size = places[tensor.storage]
     wanted = (tensor.offset + span(tensor.shape, tensor.strides)) * ITEM_BYTES[tensor.dtype]
-    if wanted > entry.size:
+    if wanted > size:
         raise InvalidAdapter(
-            f"{one_line(name)} in {blob.name} reaches to byte {wanted} of a storage of {entry.size} bytes"
+            f"{one_line(name)} in {blob.name} reaches to byte {wanted} of a storage of {size} bytes"
         )
-    return entry
+    return begin
 
 
 def _lay_out(blob: Blob, placed: list[tuple[int, str, StoredTensor]]) -> Weights:

@@ -8,6 +8,7 @@ never asked to load anything.
 
 from __future__ import annotations
 
+import io
 import pickletools
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,9 @@ class _Name:
 
 
 @dataclass(frozen=True)
-class _Storage:
+class Storage:
+    """What a pickle says of a storage."""
+
     key: str
     dtype: str
     elements: int
@@ -89,22 +92,32 @@ def stored_tensors(pickle: bytes, file_name: str) -> dict[str, StoredTensor]:
     Raises `InvalidAdapter`: `unsafe pickle: ..` for anything else than what `torch.save` writes
     for a dict of tensors, `.. is not a dict of tensors` for other values.
     """
+    value, _ = read_pickle(io.BytesIO(pickle), file_name)
+    return tensors_of(value, file_name)
+
+
+def read_pickle(stream: io.BytesIO, file_name: str) -> tuple[Any, dict[str, Storage]]:
+    """Return the value of the pickle at the stream's place, and the storages that it names.
+
+    The stream is left behind the pickle. Raises `InvalidAdapter` as `stored_tensors` does.
+    """
+    machine = _Machine(file_name)
     try:
-        value = _Machine(file_name).run(pickle)
+        return machine.run(stream), machine.storages
     except (IndexError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         kind = type(error).__name__
-    else:
-        return _checked(value, file_name)
     raise InvalidAdapter(f"{file_name} has a malformed pickle ({kind})")
 
 
-def _checked(value: Any, file_name: str) -> dict[str, StoredTensor]:
+def tensors_of(value: Any, file_name: str) -> dict[str, StoredTensor]:
+    """Return the value if it is a dict of tensors by name; raises `InvalidAdapter` if not."""
     if not isinstance(value, dict):
         raise InvalidAdapter(f"{file_name} is not a dict of tensors")
     for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, StoredTensor):
             raise InvalidAdapter(
                 f"{file_name} is not a dict of tensors: {one_line(str(name))!r} is none"
+                f" ({type(tensor).__name__})"
             )
     return value
 
@@ -116,8 +129,9 @@ class _Machine:
         self._file = file_name
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self.storages: dict[str, Storage] = {}
 
-    def run(self, pickle: bytes) -> Any:
+    def run(self, pickle: io.BytesIO) -> Any:
         for opcode, argument, _ in pickletools.genops(pickle):
             if opcode.name == "STOP":
                 return self._stack.pop()
@@ -166,7 +180,10 @@ class _Machine:
                 name, module = _of(stack.pop(), str), _of(stack.pop(), str)
                 stack.append(self._name(f"{module}.{name}"))
             case "BINPERSID":
-                stack.append(_storage(stack.pop()))
+                storage = _storage(stack.pop())
+                if self.storages.setdefault(storage.key, storage) != storage:
+                    raise ValueError("two storages of one key")
+                stack.append(storage)
             case "REDUCE":
                 arguments = _of(stack.pop(), tuple)
                 stack.append(_call(_of(stack.pop(), _Name).text, arguments))
@@ -221,16 +238,17 @@ def _call(name: str, arguments: tuple[Any, ...]) -> Any:
             raise ValueError("a storage type is no function")
 
 
-def _storage(reference: Any) -> _Storage:
-    kind, storage_type, key, _location, elements = _of(reference, tuple)
-    if kind != "storage":
+def _storage(reference: Any) -> Storage:
+    # The format from before 1.6 adds a view, which is None since torch has typed tensors.
+    kind, storage_type, key, _location, elements, *view = _of(reference, tuple)
+    if kind != "storage" or view not in ([], [None]):
         raise ValueError("not a storage")
     dtype = _STORAGES[_of(storage_type, _Name).text]
-    return _Storage(_of(key, str), dtype, _extent(elements))
+    return Storage(_of(key, str), dtype, _extent(elements))
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
-    where = _of(storage, _Storage)
+    where = _of(storage, Storage)
     tensor = StoredTensor(
         storage=where.key,
         storage_elements=where.elements,

@@ -76,7 +76,7 @@ async def test_missing_files_are_named() -> None:
             "is incomplete (have 10 bytes, header wants at least 508)",
         ),
         (struct.pack("<Q", 2) + b"{}", "no LoRA tensors in adapter_model.safetensors"),
-        (b"\x80\x02}q\x00.pickle", "is in torch's format from before 1.6"),
+        (b"\x80\x02}q\x00.pickle", "is a pickle, but not a file of torch.save"),
     ],
 )
 async def test_what_is_no_safetensors_file_says_what_it_is(content: bytes, message: str) -> None:

@@ -44,7 +44,8 @@ def plain(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-async def test_what_torch_saves_comes_out_as_torch_has_it() -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+async def test_what_torch_saves_comes_out_as_torch_has_it(zipped: bool) -> None:
     base = torch.randn(40, 30)
     tensors = {
         "plain": torch.randn(8, 16),
@@ -63,7 +64,7 @@ async def test_what_torch_saves_comes_out_as_torch_has_it() -> None:
         "parameter": torch.nn.Parameter(torch.randn(2, 2)),
         "tied": base,
     }
-    found = await converted(saved(tensors))
+    found = await converted(saved(tensors, _use_new_zipfile_serialization=zipped))
     assert found.normalized == ("adapter_model.bin converted to adapter_model.safetensors",)
     read = await read_tensors(found)
     assert read.keys() == tensors.keys()
@@ -219,8 +220,38 @@ async def test_archives_that_torch_does_not_write_are_refused() -> None:
     assert "is compressed or encrypted" in await refused(into.getvalue())
     twice = archive(b"1", **{"data.pkX": b"2"}).replace(b"data.pkX", b"data.pkl")
     assert "lists 'data.pkl' twice" in await refused(twice)
-    legacy = saved({"t": torch.zeros(4)}, _use_new_zipfile_serialization=False)
-    assert "from before 1.6" in await refused(legacy)
+
+
+def old(value: Any) -> bytes:
+    return saved(value, _use_new_zipfile_serialization=False)
+
+
+def with_another_key(content: bytes) -> bytes:
+    at = content.index(b"q\x01a.\x04")  # the end of the list of keys, before the first count
+    return content[: at - 1] + b"x" + content[at:]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (old({"a": Call(print, "executed")}), "unsafe pickle: adapter_model.bin refers to "),
+        (pickle.dumps(Call(print, "executed")), "unsafe pickle: adapter_model.bin refers to "),
+        (pickle.dumps({"a": 1}), "is a pickle, but not a file of torch.save"),
+        (pickle.dumps([torch.zeros(2)]), "unsafe pickle: adapter_model.bin refers to "),
+        (old({"t": torch.zeros(4)})[:-1], "is incomplete (have "),
+        (old({"t": torch.zeros(4)})[:80], "malformed pickle"),
+        (old([torch.zeros(4)]), "is not a dict of tensors"),
+        (old({"model": {"t": torch.zeros(4)}}), "is not a dict of tensors: 'model' is none (dict)"),
+        (old({}), "no LoRA tensors in adapter_model.bin"),
+        (old({"t": torch.zeros(4)}).replace(b"\xe9\x03", b"\xe8\x03"), "another version of torch"),
+        (with_another_key(old({"t": torch.zeros(4)})), "has other storages than"),
+    ],
+)
+async def test_files_without_an_archive_end_in_one_line(
+    content: bytes, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert message in await refused(content)
+    assert "executed" not in capfd.readouterr().out
 
 
 async def test_a_directory_that_promises_too_much_is_refused_before_it_is_read() -> None:
