@@ -27,6 +27,14 @@ _PATTERNS += [
     ".*layers\\.\\d+.*",
     "a**",
 ]
+_PATTERNS += [
+    "m.del.l.yers",
+    r"^model\.layers",
+    ".a.b.c.d",
+    "layers.1.mlp.up_proj$",
+    "a[b]",
+    "a|b|c|d",
+]
 _PATTERNS += ["(.?){900}", "(.*a){200}", "\\b", "$^", "(?:q|k|v)_proj", "({0,0}a)", "((){99}){99}"]
 
 

@@ -25,10 +25,17 @@ from lorafleet.pattern_syntax import (
 
 MAX_POSITIONS = 4000
 """Places in one key after its counted repeats are written out (real keys have a few dozen)."""
-MAX_WORK = 40_000_000
-"""Steps that all keys and names of one adapter may take together, about four seconds."""
+MAX_WORK = 16_000_000
+"""Steps that all keys and names of one adapter may take together: at most 40 ns each, 0.6 s.
+
+One step is one character of a name on a way that is known; the other costs are in such steps.
+"""
 _STATE_COST = 100
-"""Steps that one place of an automaton stands for: it is memory, about 160 bytes."""
+"""Of one place of an automaton: it is memory, about 160 bytes."""
+_SYNTAX_COST = 20
+"""Of one character of a key."""
+_LOOK_COST = 20
+"""Of asking whether a character is one of a set, which may also have ranges."""
 
 _ANY_PREFIX = Alternative(
     (
@@ -113,45 +120,58 @@ class Pattern:
 
     def __init__(self, key: str, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()
+        self._budget.spend(_SYNTAX_COST * len(key))
         self._nfa = _Automaton(self._budget)
         begin = self._nfa.state()
         self._accept = self._nfa.add(Sequence((_ANY_PREFIX, parse(key))), begin)
-        first = self._closure({begin}, at_begin=True)
-        self._states: dict[frozenset[int], int] = {first: 0}
-        self._members = [first]
-        self._moves: list[dict[str, int]] = [{}]
-        self._accepting = [self._accepts(first, at_begin=True)]
-        self._last = ("", self._accepting[0])
+        self._states: dict[frozenset[int], int] = {}
+        self._ways: list[list[tuple[Characters, int]]] = []  # of each state: what leads where
+        self._moves: list[dict[str, int]] = []  # the known ones
+        self._accepting: list[bool] = []
+        first = self._state(self._closure({begin}, at_begin=True), at_begin=True)
+        self._head = ("", first)
+        self._last = ("", self._accepting[first])
 
     def matches(self, name: str) -> bool:
         """Return whether PEFT's rule applies the key to the module `name`."""
         if name == self._last[0]:  # rank and alpha often have the same key
             return self._last[1]
-        self._budget.spend(len(name))
-        moves, state = self._moves, 0
-        for character in name:
-            following = moves[state].get(character)
-            state = self._move(state, character) if following is None else following
+        head = name[: name.rfind(".") + 1]
+        if head != self._head[0]:  # neighbours differ only in the last segment
+            self._head = (head, self._walk(0, head))
+        state = self._walk(self._head[1], name[len(head) :])
         self._last = (name, self._accepting[state])
         return self._last[1]
 
+    def _walk(self, state: int, text: str) -> int:
+        self._budget.spend(5 + len(text))
+        moves = self._moves
+        for character in text:
+            following = moves[state].get(character)
+            state = self._move(state, character) if following is None else following
+        return state
+
     def _move(self, state: int, character: str) -> int:
-        nfa = self._nfa
-        reached = {
-            nfa.target[member]
-            for member in self._members[state]
-            if (characters := nfa.characters[member]) is not None and characters.holds(character)
-        }
-        members = self._closure(reached, at_begin=False)
-        following = self._states.get(members)
-        if following is None:
-            following = len(self._members)
-            self._states[members] = following
-            self._members.append(members)
-            self._moves.append({})
-            self._accepting.append(self._accepts(members, at_begin=False))
+        """Find the way from `state` that nobody went before."""
+        ways = self._ways[state]
+        self._budget.spend(sum(_LOOK_COST + 2 * len(way.ranges) for way, _ in ways))
+        reached = {target for way, target in ways if way.holds(character)}
+        following = self._state(self._closure(reached, at_begin=False), at_begin=False)
         self._moves[state][character] = following
         return following
+
+    def _state(self, members: frozenset[int], *, at_begin: bool) -> int:
+        """Return the number of the deterministic state with these members."""
+        number = self._states.get(members)
+        if number is None:
+            nfa = self._nfa
+            number = self._states[members] = len(self._ways)
+            self._ways.append(
+                [(way, nfa.target[m]) for m in members if (way := nfa.characters[m]) is not None]
+            )
+            self._moves.append({})
+            self._accepting.append(self._accepts(members, at_begin=at_begin))
+        return number
 
     def _closure(self, states: set[int], *, at_begin: bool, at_end: bool = False) -> frozenset[int]:
         found, todo = set(states), list(states)

@@ -10,6 +10,7 @@ from typing import Any
 from lorafleet.errors import InvalidAdapter
 from lorafleet.pattern import Budget, Pattern
 from lorafleet.pattern_syntax import PatternError
+from lorafleet.pattern_table import PatternTable
 from lorafleet.peft_refusals import refusal
 from lorafleet.quoting import shown
 from lorafleet.strict_json import StrictJsonError, load_object
@@ -96,30 +97,21 @@ class AdapterConfig:
 
     def _first(self, kind: str, module: str, otherwise: float) -> float:
         """Return the value of the first key in `kind` that matches, as PEFT does."""
-        for key, value in getattr(self, kind).items():
-            try:
-                if self._patterns[key].matches(module):
-                    return float(value)
-            except PatternError as bad:
-                raise InvalidAdapter(_pattern_message(kind, key, bad)) from None
-        return otherwise
+        try:
+            key = self._patterns[kind].first(module)
+        except PatternError as bad:
+            raise InvalidAdapter(f"adapter_config.json: {kind} {bad}") from None
+        return otherwise if key is None else float(getattr(self, kind)[key])
 
     @cached_property
-    def _patterns(self) -> dict[str, Pattern]:
-        budget, patterns = Budget(), {}
+    def _patterns(self) -> dict[str, PatternTable]:
+        budget, compiled, tables = Budget(), dict[str, Pattern](), {}
         for kind in ("rank_pattern", "alpha_pattern"):
-            for key in getattr(self, kind):
-                if key in patterns:
-                    continue
-                try:
-                    patterns[key] = Pattern(key, budget)
-                except PatternError as bad:
-                    raise InvalidAdapter(_pattern_message(kind, key, bad)) from None
-        return patterns
-
-
-def _pattern_message(kind: str, key: str, bad: PatternError) -> str:
-    return f"adapter_config.json: {kind} key {shown(key, 80)} {bad}"
+            try:
+                tables[kind] = PatternTable(getattr(self, kind), budget, compiled)
+            except PatternError as bad:
+                raise InvalidAdapter(f"adapter_config.json: {kind} {bad}") from None
+        return tables
 
 
 def _rank(raw: dict[str, Any], key: str) -> int:

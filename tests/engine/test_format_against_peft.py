@@ -18,6 +18,9 @@ from format_cases import (
     profile,
     read_source,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lorafleet.peft_config import AdapterConfig
 from tiny_models import DENSE, MOE
 
 if TYPE_CHECKING:
@@ -123,3 +126,27 @@ def test_what_peft_writes_for_target_parameters(
             expected = numbers(torch.eye(delta.shape[1]).numpy(), delta, 1.0)
             for key in ("fro", "sum", "probe"):
                 assert found[name][key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), name
+
+
+SEGMENTS = st.sampled_from(["model", "layers", "1", "11", "q_proj", "xq_proj", "a", ""])
+NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join)
+KEYS = st.one_of(
+    NAMES,
+    NAMES.map(lambda key: "^" + key.replace(".", r"\.")),
+    NAMES.map(lambda key: key.replace("1", r"\d+") + "$"),
+    st.sampled_from([r".*\.layers\.1\..*", "(q|xq)_proj", "[^.]*", "x?q_proj"]),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(KEYS, max_size=6, unique=True), st.lists(NAMES, min_size=1, max_size=5))
+def test_patterns_apply_as_peft_applies_them(keys: list[str], names: list[str]) -> None:
+    from peft.utils.other import get_pattern_key
+
+    values = {key: index + 1 for index, key in enumerate(keys)}
+    config = AdapterConfig(r=100, lora_alpha=100.0, rank_pattern=values, alpha_pattern=values)
+    for name in names:
+        # LoraModel._create_and_replace looks up what get_pattern_key returns.
+        wanted = values.get(get_pattern_key(keys, name), 100)
+        assert config.rank_for(name) == wanted
+        assert config.alpha_for(name) == wanted
