@@ -1,8 +1,19 @@
-"""What all tests share: hypothesis judges results, never the speed of the machine."""
+"""What all tests share: hypothesis judges results, never the speed of the machine; a pod's volume."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY = Path("/dev/shm")
 
 settings.register_profile(
     "lorafleet",
@@ -11,3 +22,12 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("lorafleet")
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A volume on memory, as in a pod; removed with its arena after each test."""
+    parent = MEMORY if MEMORY.is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix="lorafleet-test-", dir=parent))
+    yield path
+    shutil.rmtree(path)

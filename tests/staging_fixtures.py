@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -13,19 +10,12 @@ from staging_client import StageCall
 from staging_server import LIMIT, Serving, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 EXTENT = 2 << 20  # what each small adapter takes
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    memory = Path("/dev/shm")
-    path = tempfile.mkdtemp(prefix="lorafleet-test-", dir=memory if memory.is_dir() else None)
-    yield Path(path)
-    shutil.rmtree(path)
 
 
 @pytest.fixture

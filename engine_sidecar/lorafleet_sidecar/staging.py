@@ -116,7 +116,7 @@ class Stagings:
             if entry.fingerprint != plan.manifest.fingerprint:
                 continue
             directory = StagingDirectory.find(self.store.volume, entry.staging_id)
-            same_key = directory.layout_key == plan.layout_key
+            same_key = directory.layout_key == plan.layout_key and not plan.manifest.whole
             if same_key and not directory.is_refused() and plan.continues(directory.manifest()):
                 return entry
             self._forget(entry)

@@ -157,6 +157,7 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
             allow_base_mismatch=spec.allow_base_mismatch,
             adapter_name=spec.source.adapter_name or "",
             drop_unmatched=spec.drop_unmatched or "",
+            whole=content.whole,
         ),
         plan=chunk_plan(header, chunk_bytes),
         read=content.read,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -23,7 +20,8 @@ from staging_client import stage
 from tiny_models import dense_modules, make_adapter, make_dense
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 BASE = "tiny/qwen3-dense"
@@ -90,13 +88,6 @@ async def answer(rig: Rig, model: str, tokens: int = 8) -> str:
         response = await client.post("/v1/completions", json=body, timeout=120)
         response.raise_for_status()
         return str(response.json()["choices"][0]["text"])
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="lorafleet-engine-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path)
 
 
 async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from lorafleet import frames
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import SourceAdapter, source_adapter
 from staging_client import SERVICE, StageCall, reason, stage
-from staging_fixtures import reserved, sidecar, volume
+from staging_fixtures import reserved, sidecar
 from staging_server import Serving, serving
 
-__all__ = ["sidecar", "volume"]  # fixtures
+__all__ = ["sidecar"]  # a fixture
 
 
 def open_files(volume: Path) -> int:

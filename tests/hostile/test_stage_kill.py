@@ -18,13 +18,10 @@ import pytest
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import source_adapter
 from staging_client import StageCall, send_stripe, stage
-from staging_fixtures import volume
 from staging_server import LIMIT, Serving, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-__all__ = ["volume"]  # a fixture
 
 SERVER = Path(__file__).parents[1] / "staging_server.py"
 ADAPTER = source_adapter(1)

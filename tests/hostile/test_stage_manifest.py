@@ -11,7 +11,7 @@ from lorafleet import frames
 from lorafleet.errors import EngineUnreachable
 from staging_builders import engine_profile, source_adapter
 from staging_client import StageCall, reason
-from staging_fixtures import EXTENT, failure, refusal, sidecar, volume
+from staging_fixtures import EXTENT, failure, refusal, sidecar
 from staging_server import LIMIT, Serving, serving
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from lorafleet.profile import EngineProfile
 
-__all__ = ["sidecar", "volume"]  # fixtures
+__all__ = ["sidecar"]  # a fixture
 
 ADAPTER = source_adapter(1)
 CUTS = ADAPTER.cuts()

@@ -20,10 +20,10 @@ from lorafleet import frames
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import source_adapter
 from staging_client import SERVICE, StageCall, reason, send_stripe, stage
-from staging_fixtures import EXTENT, failure, refusal, reserved, sidecar, volume
+from staging_fixtures import EXTENT, failure, refusal, reserved, sidecar
 from staging_server import Serving, serving
 
-__all__ = ["sidecar", "volume"]  # fixtures
+__all__ = ["sidecar"]  # a fixture
 
 ADAPTER = source_adapter(1)
 CUTS = ADAPTER.cuts()

@@ -98,6 +98,9 @@ class ResolvedAdapter:
     """Where the data lies: consecutive, covering `0 .. data_bytes`."""
     normalized: tuple[str, ...] = ()
     """What the source changed to give one plain adapter, for the condition `Normalized`."""
+    whole: bool = False
+    """Whether `confirm` compares a digest that covers only what was read through this object: then
+    what an earlier one has read must not be mixed with it."""
     checks: tuple[Callable[[], Awaitable[None]], ...] = field(repr=False, default=())
     """What `confirm` awaits."""
 

@@ -105,7 +105,7 @@ class OciSource:
         self._trees.append(files)
         found = await assemble.resolve(files, self._settings, allow_pickle=self._allow_pickle)
         # Digests do not move; whether the content is theirs shows when all of it was read.
-        return replace(found, revision=digest, checks=(files.verify,))
+        return replace(found, revision=digest, whole=True, checks=(files.verify,))
 
     async def aclose(self) -> None:
         """Close the connections."""

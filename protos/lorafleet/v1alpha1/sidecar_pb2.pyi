@@ -52,7 +52,7 @@ class StageAdapterResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[StagingAccepted, _Mapping]] = ..., committed: _Optional[_Union[StagedRevision, _Mapping]] = ...) -> None: ...
 
 class AdapterManifest(_message.Message):
-    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched")
+    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched", "whole")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SAFETENSORS_HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class AdapterManifest(_message.Message):
     ALLOW_BASE_MISMATCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_NAME_FIELD_NUMBER: _ClassVar[int]
     DROP_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     fingerprint: str
     safetensors_header: bytes
@@ -73,7 +74,8 @@ class AdapterManifest(_message.Message):
     allow_base_mismatch: bool
     adapter_name: str
     drop_unmatched: str
-    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ...) -> None: ...
+    whole: bool
+    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class AdapterChunk(_message.Message):
     __slots__ = ("offset", "crc32c", "data")
