@@ -20,6 +20,8 @@ WEIGHTS = "/sql/adapter_model.safetensors"
 CONFIG = "/sql/adapter_config.json"
 FILES = adapter(elements=1 << 18)
 DATA = data_of(FILES["adapter_model.safetensors"])
+LENGTH = len(FILES["adapter_model.safetensors"]) - len(DATA)
+"""Bytes in front of the data."""
 
 
 def opened(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_source_rig import CONFIG, DATA, FILES, WEIGHTS, everything, opened, refused
+from http_source_rig import CONFIG, DATA, FILES, LENGTH, WEIGHTS, everything, opened, refused
 from lorafleet.errors import (
     AccessDenied,
     InvalidAdapter,
@@ -52,6 +52,7 @@ async def test_an_honest_server_is_read_by_ranges(server: LyingServer) -> None:
         {"etag": 'W/"weak"'},
         {"etag": None, "ranges": False, "length": False},
         {"honours_conditions": False},
+        {"ranges": False, "extra_headers": {"Accept-Ranges": "bytes"}},
     ],
     ids=str,
 )
@@ -60,6 +61,86 @@ async def test_awkward_servers_are_still_read_right(
 ) -> None:
     vars(server).update(lie)
     assert await everything(opened(server)) == DATA
+
+
+async def test_a_server_that_stops_honouring_ranges_is_read_in_one_pass(
+    server: LyingServer,
+) -> None:
+    source = opened(server)
+    found = await source.resolve()
+    server.ranges = False
+    server.requests.clear()
+    assert await read_all(found, 100_000) == DATA
+    assert len(server.requests) <= 2, "after the first such answer none is asked for a range"
+    await source.aclose()
+
+
+@pytest.mark.parametrize("until", ["0", "Sun, 29 Nov 2020 10:00:00 GMT", "nonsense", ""])
+async def test_a_busy_server_is_asked_again(server: LyingServer, until: str) -> None:
+    def busy(server: LyingServer, request: Request) -> None:
+        server.status = (503, 429, None)[len(server.requests) % 3 - 1]
+
+    server.extra_headers = {"Retry-After": until} if until else {}
+    server.on_request = busy
+    assert await everything(opened(server)) == DATA
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_asks_for_a_long_wait_is_left_alone(
+    server: LyingServer, status: int
+) -> None:
+    server.status, server.extra_headers = status, {"Retry-After": "3600"}
+    text = await refused(opened(server), SourceUnavailable)
+    assert text == f"{server.url}/sql: HTTP status {status} (asks to wait 3600 s)"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "error", "message"),
+    [
+        ({"content_range": "bytes 0-9/5"}, SourceUnavailable, "other bytes than asked for"),
+        ({"content_range": "bytes 7-9/99999"}, SourceUnavailable, "other bytes than asked for"),
+        ({"content_range": "bytes 200000-200009/*"}, SourceUnavailable, "other bytes than asked"),
+        ({"content_range": "bytes 200000-200999/5000000"}, SourceChanged, "has 5000000 bytes, "),
+        ({"extra_headers": {"Content-Encoding": "gzip"}}, SourceUnavailable, "compresses what it"),
+        ({"extra_headers": {"ETag": '"a"', "x-goog-generation": "7"}}, SourceChanged, "changed"),
+        ({"status": 416}, SourceChanged, "changed since it was resolved"),
+        ({"status": 204}, SourceUnavailable, "HTTP status 204"),
+        ({"status": 401}, AccessDenied, "401 from {url}/sql: no credentials configured"),
+    ],
+    ids=str,
+)
+async def test_lies_of_a_read_are_one_line_each(
+    server: LyingServer, lie: dict[str, Any], error: type[LorafleetError], message: str
+) -> None:
+    source = opened(server)
+    found = await source.resolve()
+    vars(server).update(lie)
+    with pytest.raises(error) as caught:
+        await found.read(200_000 - LENGTH, 1000)
+    assert message.format(url=server.url) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    await source.aclose()
+
+
+async def test_a_length_that_is_a_lie_never_shifts_a_byte(server: LyingServer) -> None:
+    source = opened(server)
+    found = await source.resolve()
+    server.claims = 100
+    assert await found.read(200_000, 100_000) == DATA[200_000:300_000]
+    server.claims = -100  # the rest of an answer would be the begin of the next one's
+    with pytest.raises(SourceUnavailable, match="broken answer|ended at byte"):
+        await found.read(200_000, 100_000)
+    await source.aclose()
+
+
+async def test_an_etag_of_its_own_for_each_answer_is_one_line(server: LyingServer) -> None:
+    def change(server: LyingServer, request: Request) -> None:
+        server.etag = f'"{len(server.requests)}"'
+
+    server.on_request = change
+    text = await refused(opened(server), SourceChanged)
+    assert text == f"adapter_model.safetensors in {server.url}/sql: changed since it was resolved"
 
 
 async def test_a_broken_read_goes_on_where_it_broke(server: LyingServer) -> None:
@@ -241,6 +322,7 @@ async def test_a_server_that_sends_a_byte_now_and_then_is_given_up(server: Lying
     ("answer", "error", "message"),
     [
         ({"status": 500}, SourceUnavailable, ": HTTP status 500"),
+        ({"claims": 100, "ranges": False}, SourceUnavailable, "the answer broke off"),
         ({"status": 204}, SourceUnavailable, ": HTTP status 204"),
         ({"status": 206}, SourceUnavailable, "does not say which bytes it carries"),
         ({"status": 401}, AccessDenied, "401 from {url}/sql: no credentials configured"),

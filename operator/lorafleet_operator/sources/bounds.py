@@ -68,8 +68,10 @@ class SourceSettings:
         return self.max_adapter_bytes + MAX_HEADER_BYTES + 8
 
 
-_IPV4_AT_THE_END = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-"""NAT64, by the well-known and the local prefix, and what was called IPv4-compatible."""
+_IPV4_AT_THE_END = tuple(
+    map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96"))
+)
+"""NAT64 by the well-known and the local prefix, IPv4-translated, and IPv4-compatible of old."""
 _THIS_NETWORK = ip_network("0.0.0.0/8")
 _METADATA = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _BUFFER_BYTES = 1 << 20
-_NO_ADDRESS = "leads to an address that is not http or https"
+_NO_ADDRESS = "leads to no address that http or https could have"
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,12 @@ class Connection:
     def _checked(self, text: str) -> URL:
         try:
             url = URL(text, encoded=True)
-            port = url.port
+            if url.raw_host and not url.raw_host.isascii():
+                url = url.with_host(url.raw_host)  # as it stands in names and certificates
+            usable = bool(url.host) and url.port is not None
         except ValueError:
-            url, port = URL(), None
-        if url.scheme not in ("http", "https") or not url.host or port is None:
+            url, usable = URL(), False
+        if url.scheme not in ("http", "https") or not usable:
             raise PathNotAllowed(f"{self.where}: {_NO_ADDRESS}")
         if url.raw_user is not None or url.raw_password is not None:
             raise PathNotAllowed(f"{self.where}: user and password in a URL are not allowed")
@@ -119,7 +121,7 @@ class Connection:
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
             return await self._opened().get(url, headers=headers, allow_redirects=False)
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, UnicodeError):  # the latter of a name that none can be
             problem = None
         except aiohttp.ClientConnectorCertificateError as error:
             problem = f"certificate not trusted ({_one_line(error.certificate_error)})"
