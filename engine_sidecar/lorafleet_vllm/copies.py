@@ -63,6 +63,8 @@ class Copies:
             for region in fill.zeros:
                 self._zero(fill.slots, region)
             for piece in fill.pieces:
+                if not piece.source.numel():
+                    continue  # a rank that holds no row of it
                 targets, scale = _part(fill.slots, piece.region), piece.scale
                 if targets.dim() == piece.source.dim() + 2:
                     targets = targets.squeeze(1)  # of a dense layer: no experts
@@ -81,7 +83,8 @@ class Copies:
         targets = _part(slots, region)
         if slots[0].nbytes <= SMALL_BYTES and not targets[0].is_contiguous():
             targets = slots  # all of it together with others, rather than a launch of its own
-        self.zeros.add(targets)
+        if targets.numel():
+            self.zeros.add(targets)
 
     def enqueue(self, index: int) -> None:
         """Fill slot `index`, on the current stream."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from lorafleet.errors import InvalidAdapter, RankTooHigh
 
 from lorafleet_vllm.pieces import ALL, Fill, Piece, Region
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
+
+    from lorafleet_vllm.pieces import Scale
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One module's unscaled arena views and its scaling (one number, or one for each expert)."""
+    """One module's unscaled arena views and its scaling (one number, or one for each expert).
+
+    Equal `fingerprint_a`, where known, means equal A.
+    """
 
     name: str
     a: torch.Tensor
     b: torch.Tensor
     scaling: tuple[float, ...]
+    fingerprint_a: str = ""
 
 
 Parts = list[Pair | None]
@@ -36,12 +43,27 @@ def factor_a(name: str, slots: torch.Tensor, a: torch.Tensor) -> Fill:
     return Fill(slots, (Piece(_part(slice(rank), slice(None), zeros), a),), zeros)
 
 
-def factor_b(name: str, slots: torch.Tensor, b: torch.Tensor, scale: float | torch.Tensor) -> Fill:
-    """Return the fill of a lora_B buffer: all rows, columns [0, rank), scaled."""
-    check_features(name, "lora_B", b.shape[:-1], slots.shape[1:-1])
-    rank = _rank(name, b.shape[-1], slots.shape[-1])
+def factor_b(
+    name: str, slots: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], scale: Scale
+) -> Fill:
+    """Return the fill of a lora_B buffer: all rows, columns [0, rank), scaled.
+
+    `b` may come in several blocks of rows, one below the other.
+    """
+    blocks = [b] if isinstance(b, torch.Tensor) else b
+    first = blocks[0]
+    rows = sum(block.shape[-2] for block in blocks)
+    check_features(name, "lora_B", torch.Size([*first.shape[:-2], rows]), slots.shape[1:-1])
+    rank = _rank(name, first.shape[-1], slots.shape[-1])
     zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[-1] else ()
-    return Fill(slots, (Piece(_part(slice(None), slice(rank), zeros), b, scale),), zeros)
+    if len(blocks) == 1:
+        return Fill(slots, (Piece(_part(slice(None), slice(rank), zeros), first, scale),), zeros)
+    pieces, start = [], 0
+    for block in blocks:
+        stop = start + block.shape[-2]
+        pieces.append(Piece((slice(start, stop), slice(rank)), block, scale))
+        start = stop
+    return Fill(slots, tuple(pieces), zeros)
 
 
 def _part(rows: slice, cols: slice, rest: tuple[Region, ...]) -> Region:

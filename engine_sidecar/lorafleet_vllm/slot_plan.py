@@ -17,7 +17,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from lorafleet_vllm import slot_plan_moe
 from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
-from lorafleet_vllm.slots import LayerFill, SlotPlan
+from lorafleet_vllm.slots import LayerFill, SlotPlan, grouped
 
 
 def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
@@ -25,9 +25,8 @@ def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
 
     Wrappers without parts are zeroed. Raises InvalidAdapter for what a slot cannot hold.
     """
-    return SlotPlan(
-        tuple(plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items())
-    )
+    layers = [plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items()]
+    return SlotPlan(tuple(grouped(layers)))
 
 
 def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
@@ -108,7 +107,7 @@ def _slices(layer: Any, pairs: Parts) -> tuple[list[Any], list[Any], list[float]
         assert pair is not None
         a, b = pair.a, pair.b
         if layer.tp_size > 1:
-            a, b = layer.slice_lora_a(a), layer.slice_lora_b(b)
+            return [layer.slice_lora_a(a)], [_row_blocks(layer, b)], [pair.scaling[0]]
         return [a], [b], [pair.scaling[0]]
     factors_a: list[Any] = [None if pair is None else pair.a for pair in pairs]
     factors_b: list[Any] = [None if pair is None else pair.b for pair in pairs]
@@ -120,6 +119,17 @@ def _slices(layer: Any, pairs: Parts) -> tuple[list[Any], list[Any], list[float]
     if layer.tp_size > 1:
         factors_a, factors_b = layer.slice_lora_a(factors_a), layer.slice_lora_b(factors_b)
     return factors_a, factors_b, scales
+
+
+def _row_blocks(layer: Any, b: torch.Tensor) -> list[torch.Tensor]:
+    """Return this rank's rows of lora_B as vLLM cuts them, but as views.
+
+    Where they are no single slice (q, k and v of one qkv_proj), vLLM joins copies of them on the
+    host: so it is asked to cut the rows' numbers instead.
+    """
+    numbers = layer.slice_lora_b(torch.arange(b.shape[0]).unsqueeze(1)).flatten()
+    gaps = (numbers.diff() != 1).nonzero().flatten() + 1
+    return [b[int(run[0]) : int(run[-1]) + 1] for run in numbers.tensor_split(gaps)]
 
 
 def _expand(layer: Any, a: list[Any], b: list[Any]) -> tuple[list[Any], list[Any]]:

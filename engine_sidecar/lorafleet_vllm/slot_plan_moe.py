@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lorafleet.errors import InvalidAdapter
+from vllm.lora.layers import FusedMoEWithLoRA
 
 from lorafleet_vllm.pieces import Fill, Piece, Region, Scale
 from lorafleet_vllm.slot_factors import factor_a, factor_b
@@ -37,42 +38,59 @@ def fused(layer: Any, pairs: Parts) -> list[Fill]:
     pair of twice the rank: A on top of A, B block-diagonal.
     """
     w1, w2, w3 = pairs
-    if w1 is None or w3 is None or layer.tp_size > 1:
+    if w1 is None or w3 is None:
         where = next(pair.name for pair in pairs if pair is not None)
         raise InvalidAdapter(
             f"{where}: an engine with fused gate_up experts takes adapters of gate_proj and "
-            "up_proj together, on one tensor-parallel rank"
+            "up_proj together"
         )
     slots_a, slots_b = layer.w13_lora_a_stacked[0], layer.w13_lora_b_stacked[0]
     a1, b1, scale1 = _local(layer, w1)
     a3, b3, scale3 = _local(layer, w3)
-    shared = torch.equal(a1, a3)
-    rank1, rank3 = a1.shape[1], a3.shape[1]
-    rank = rank1 if shared else rank1 + rank3
-    if rank > slots_a.shape[2]:
+    # Each of the two is cut as where it has a buffer of its own.
+    b1, b3 = (FusedMoEWithLoRA._slice_w13_b(layer, b) for b in (b1, b3))
+    shared = _same_a(w1, w3)
+    rank1 = a1.shape[1]
+    stack = [a1] if shared else [a1, a3]
+    rank = sum(a.shape[1] for a in stack)
+    if rank > slots_b.shape[3]:
         raise InvalidAdapter(
             f"{w1.name}: gate and up with lora_A of their own need rank {rank} in fused experts, "
-            f"max_lora_rank is {slots_a.shape[2]}"
+            f"max_lora_rank is {slots_b.shape[3]}"
         )
-    start = 0 if shared else rank1
-    pieces_a = [Piece((slice(rank1), slice(None)), a1)]
-    if not shared:
-        pieces_a.append(Piece((slice(rank1, rank), slice(None)), a3))
     rows_gate, rows_up = _gate_up_rows(layer, b1.shape[1])
     pieces_b = (
         Piece((rows_gate, slice(rank1)), b1, scale1),
-        Piece((rows_up, slice(start, rank)), b3, scale3),
+        Piece((rows_up, slice(0 if shared else rank1, rank)), b3, scale3),
     )
-    rest: Region = (slice(None), slice(rank, None))
-    corners: list[Region] = [rest]
+    corners: list[Region] = [(slice(None), slice(rank, None))]
     if not shared:
         corners += [(rows_gate, slice(rank1, rank)), (rows_up, slice(rank1))]
     buffers = layer.w2_lora_a_stacked[0], layer.w2_lora_b_stacked[0]
     return [
-        Fill(slots_a, tuple(pieces_a), ((slice(rank, None), slice(None)),)),
+        _stacked(slots_a, stack, layer.tp_rank * slots_a.shape[2] if layer.fully_sharded else 0),
         Fill(slots_b, pieces_b, tuple(corners)),
         *_projection(layer, w2, buffers, (layer._slice_w2_a, layer._slice_w2_b)),
     ]
+
+
+def _same_a(left: Pair, right: Pair) -> bool:
+    if left.fingerprint_a and right.fingerprint_a:
+        return left.fingerprint_a == right.fingerprint_a
+    return torch.equal(left.a, right.a)
+
+
+def _stacked(slots: torch.Tensor, stack: list[torch.Tensor], start: int) -> Fill:
+    """Return the fill of rows [start, start + the buffer's rank) of factors on top of each other."""
+    stop, above = start + slots.shape[2], 0
+    pieces = []
+    for a in stack:
+        low, high = max(start, above), min(stop, above + a.shape[1])
+        if low < high:
+            rows = slice(low - start, high - start)
+            pieces.append(Piece((rows, slice(None)), a[:, low - above : high - above]))
+        above += a.shape[1]
+    return Fill(slots, tuple(pieces), ((slice(max(above - start, 0), None), slice(None)),))
 
 
 def _gate_up_rows(layer: Any, size: int) -> tuple[slice, slice]:

@@ -173,7 +173,7 @@ def expert_parts(layer: Any, index: int, projection: str, fused: Fused) -> Itera
         yield Part("b", _each(layer, b), (expert, row, 0))
         return
     if isinstance(layer, FusedMoE3DWithLoRA):
-        yield from _fused_parts(layer, index, part, fused, expert)
+        yield from _fused_parts(layer, index, part, fused, (expert, middle))
         return
     gated = layer._w13_slices == 2
     buffer = 1 if gated and part == "w3" else 0
@@ -183,24 +183,30 @@ def expert_parts(layer: Any, index: int, projection: str, fused: Fused) -> Itera
     yield Part("b", _each(layer, b), (expert, middle, 0))
 
 
-def _fused_parts(layer: Any, index: int, part: str, fused: Fused, expert: int) -> Iterator[Part]:
+def _fused_parts(
+    layer: Any, index: int, part: str, fused: Fused, first: tuple[int, int]
+) -> Iterator[Part]:
+    """Yield gate's or up's pair; `first` is the expert and the row of its B that come first."""
     a, b = layer.w13_lora_a_stacked[0][index], layer.w13_lora_b_stacked[0][index]
-    half, up = b.shape[1] // 2, part == "w3"
+    half, up, rank = b.shape[1] // 2, part == "w3", b.shape[2]
     if layer._base_model == "GptOssForCausalLM":
         rows = b[:, up::2]
     else:
         rows = b[:, half:] if up else b[:, :half]
-    cut, rank = fused.gate_rank, a.shape[1]
+    expert, middle = first
+    row = layer.tp_rank * a.shape[1] if a.shape[1] < rank else 0
+    cut = min(max(fused.gate_rank - row, 0), a.shape[1])  # where up's A begins on this rank
     if fused.shared:
-        yield Part("a", a, (expert, 0, 0))
-        yield Part("b", rows, (expert, 0, 0))
+        yield Part("a", a, (expert, row, 0))
+        yield Part("b", rows, (expert, middle, 0))
     elif up:
-        yield Part("a", a[:, cut:], (expert, 0, 0))
-        yield Part("b", rows[..., cut:], (expert, 0, 0))
-        yield Part("b", rows[..., :cut], (expert, 0, rank))  # gate's columns: zero in up's rows
+        yield Part("a", a[:, cut:], (expert, max(row - fused.gate_rank, 0), 0))
+        yield Part("b", rows[..., fused.gate_rank :], (expert, middle, 0))
+        # gate's columns: zero in up's rows
+        yield Part("b", rows[..., : fused.gate_rank], (expert, middle, rank))
     else:
-        yield Part("a", a[:, :cut], (expert, 0, 0))
-        yield Part("b", rows, (expert, 0, 0))
+        yield Part("a", a[:, :cut], (expert, row, 0))
+        yield Part("b", rows, (expert, middle, 0))
 
 
 def _each(layer: Any, factor: torch.Tensor) -> torch.Tensor:

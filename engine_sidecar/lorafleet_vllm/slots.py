@@ -16,7 +16,12 @@ import torch
 from lorafleet_vllm.copies import Copies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from lorafleet_vllm.pieces import Fill
+
+GROUP_BYTES = 16 << 20
+"""Of small layers that are written together."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,35 @@ class LayerFill:
     def nbytes(self) -> int:
         """Bytes that the copies read from the host."""
         return sum(piece.source.nbytes for fill in self.fills for piece in fill.pieces)
+
+
+def grouped(layers: Sequence[LayerFill]) -> Iterator[LayerFill]:
+    """Yield `layers` in order, ready to be written, neighbours together while they are small.
+
+    The sources of a group take at most GROUP_BYTES, and at most what the largest layer takes in a
+    slot, so that small tensors that travel together need no more than one layer's temporary.
+    """
+    largest = max(
+        (sum(fill.slots[0].nbytes for fill in layer.fills) for layer in layers), default=0
+    )
+    group: list[LayerFill] = []
+    for layer in layers:
+        if group and sum(each.nbytes for each in [*group, layer]) > min(largest, GROUP_BYTES):
+            yield _merged(group)
+            group = []
+        group.append(layer)
+    if group:
+        yield _merged(group)
+
+
+def _merged(group: list[LayerFill]) -> LayerFill:
+    merged = LayerFill(
+        tuple(fill for layer in group for fill in layer.fills),
+        tuple(flags for layer in group for flags in layer.enabled),
+        tuple(flags for layer in group for flags in layer.disabled),
+    )
+    assert merged.copies  # found now, rather than in the first step that needs them
+    return merged
 
 
 @dataclass(frozen=True)
