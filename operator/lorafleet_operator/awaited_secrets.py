@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lorafleet_operator.cluster.reads import NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-_PAUSE_SECONDS: Final = 1.0
-"""Between two rounds over all awaited Secrets; they are asked after one by one."""
 
 
 class Referenced(NamedTuple):
@@ -33,14 +30,18 @@ class AwaitedSecrets:
     """Who waits for another version of which Secret.
 
     ask: returns the present version. wake: called once for each adapter whose Secret is another
-    than the one that it follows.
+    than the one that it follows. All are asked after one by one, then there is a pause.
     """
 
     def __init__(
-        self, ask: Callable[[str, str], Awaitable[str]], wake: Callable[[str], None]
+        self,
+        ask: Callable[[str, str], Awaitable[str]],
+        wake: Callable[[str], None],
+        pause_seconds: float = 1.0,
     ) -> None:
         self._ask = ask
         self._wake = wake
+        self._pause_seconds = pause_seconds
         self._followed: dict[str, Referenced] = {}
         self._rounds: asyncio.Task[None] | None = None
 
@@ -62,7 +63,7 @@ class AwaitedSecrets:
     async def _ask_in_rounds(self) -> None:
         """Ask until nobody waits."""
         while self._followed:
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(self._pause_seconds)
             for namespace, name in {
                 (each.namespace, each.name) for each in self._followed.values()
             }:

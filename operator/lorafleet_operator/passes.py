@@ -20,7 +20,7 @@ from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
-from lorafleet_operator.report import transitions
+from lorafleet_operator.report import failed, transitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,11 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     publish = partial(_publish, body, fleet)
     with metrics.RECONCILE_SECONDS.labels(names.ADAPTER_KIND).time():
         created = body["metadata"]["creationTimestamp"]
-        result = await reconcile(adapter, created, fleet, announce=publish)
+        try:
+            result = await reconcile(adapter, created, fleet, announce=publish)
+        except Exception as error:
+            await publish(failed(adapter, error))
+            raise
     if result.error_reason:
         metrics.RECONCILE_ERRORS.labels(result.error_reason).inc()
         _LOG.info("%s: %s: %s", adapter.key, result.error_reason, result.error)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.meta import Condition
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.facts import Facts
 
 _QUIET: Final = frozenset(
@@ -113,6 +114,29 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         error_reason=trouble.reason if trouble else "",
         error=str(trouble or ""),
     )
+
+
+def failed(adapter: LoRAAdapter, error: Exception, now: datetime | None = None) -> Report:
+    """Return what there is to say after a pass that ended with an unexpected error.
+
+    Its text is for the log alone: nobody has looked at what it may hold.
+    """
+    now = now or datetime.now(UTC)
+    text = f"the operator failed unexpectedly ({type(error).__name__}); its log says more"
+    said = [
+        condition(
+            type_,
+            False,
+            Reason.INTERNAL_ERROR,
+            text,
+            generation=adapter.metadata.generation,
+            now=now,
+        )
+        for type_ in (ConditionType.LOADED, ConditionType.READY)
+    ]
+    conditions = merge_conditions(adapter.status.conditions, said)
+    status = adapter.status.model_copy(update={"conditions": conditions})
+    return Report(status, retry=True, error_reason=Reason.INTERNAL_ERROR, error=text)
 
 
 def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Condition]:

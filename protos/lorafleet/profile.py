@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -81,10 +81,11 @@ def _read(kind: type[_T], raw: Any, where: str) -> _T:
     if not isinstance(raw, dict):
         raise ValueError(f"{where or 'it'} is {type(raw).__name__}, expected an object")
     values = {name: _value(kind, name, value, where) for name, value in raw.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:  # a field without a default is missing
-        raise ValueError(f"{where or 'it'}: {str(error).partition('() ')[2]}") from None
+    for each in fields(kind):
+        needed = each.default is MISSING and each.default_factory is MISSING
+        if needed and each.name not in values:
+            raise ValueError(f"{where}.{each.name}".lstrip(".") + " is missing")
+    return kind(**values)
 
 
 def _value(kind: type[EngineProfile] | type[LoraModule], name: str, value: Any, where: str) -> Any:

@@ -99,6 +99,24 @@ async def test_a_broken_source_is_the_sources_fault_and_the_next_try_sends_only_
         await client.close()
 
 
+async def test_a_sidecar_that_gave_up_on_a_slow_source_says_so(volume: Path) -> None:
+    """The stream is over by the time that the next chunk has come."""
+    source = Source(source_adapter())
+    async with serving(volume / "a", settings=TransferSettings(stall_seconds=0.2)) as running:
+
+        async def slow(offset: int, length: int) -> bytes:
+            await until(lambda: running.store.stagings())
+            await asyncio.sleep(0.6)
+            return await source.read(offset, length)
+
+        client = SidecarClient("127.0.0.1", running.port)
+        payload = Payload(source.payload().manifest, source.payload().plan, slow)
+        result = (await stage(payload, {"a": client}, LIMITS))["a"]
+        assert isinstance(result, TransferInterrupted | StagingError)
+        assert str(result) == "nothing arrived for 0.2 s; send the manifest again to resume"
+        await client.close()
+
+
 async def test_stripes_over_receiver_processes_give_the_same_revision(volume: Path) -> None:
     source = Source(source_adapter())
     async with (

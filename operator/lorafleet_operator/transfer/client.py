@@ -6,6 +6,7 @@ its trailing metadata names the class, and without one the sidecar itself did no
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
+_OVER: Final = (grpc.aio.UsageError, asyncio.InvalidStateError)
+"""What the library raises for a stream that has ended, whose status says why."""
 _SILENT: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -171,8 +174,7 @@ class ByteStream:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._client.address) from None
-        except grpc.aio.UsageError:
-            # The stream is over: its status says why.
+        except _OVER:
             raise await self._failure() from None
 
     async def read(self) -> pb.StageAdapterResponse:
@@ -193,7 +195,7 @@ class ByteStream:
                 raise await self._failure()
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._client.address) from None
-        except grpc.aio.UsageError:
+        except _OVER:
             raise await self._failure() from None
 
     def cancel(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lorafleet_operator import loops
 from lorafleet_operator.handlers import deleted
 from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.wake import Wakeups
+from lorafleet_operator.wake import Seen, Wakeups
 
 FAST = OperatorSettings(backoff_seconds=0.001, backoff_limit_seconds=0.002)
 
@@ -74,6 +74,52 @@ async def test_a_wake_up_during_a_pass_is_kept_for_the_next() -> None:
     passes = Waking(True, True, True)
     await keep(passes, wakeups, interval=3600.0)
     assert passes.count == 3
+
+
+async def test_news_ends_a_pause_after_failures_and_nothing_else_does_so_at_once() -> None:
+    wakeups = Wakeups()
+    slow = OperatorSettings(backoff_seconds=3600.0, backoff_limit_seconds=3600.0)
+
+    class Woken(Passes):
+        async def __call__(self) -> bool:
+            # Three wake-ups of the engines', one of people's: each pass but the first is theirs.
+            for _ in range(3):
+                asyncio.get_running_loop().call_soon(wakeups.wake, "ns/a")
+            later = asyncio.get_running_loop().call_later
+            later(0.01, lambda: wakeups.wake("ns/a", news=True))
+            return await super().__call__()
+
+    passes = Woken(False, False, False, True)
+    await loops.keep(
+        "ns/a",
+        passes,
+        wakeups=wakeups,
+        settings=slow,
+        stopped=passes.flag,
+        interval=lambda: 3600.0,
+    )
+    assert passes.count == 4
+
+
+async def test_an_object_says_something_new_unless_only_its_status_changed() -> None:
+    seen = Seen()
+    body = {"metadata": {"uid": "u", "generation": 1, "resourceVersion": "1"}}
+
+    def edited(**changes: Any) -> dict[str, Any]:
+        return {"metadata": {**body["metadata"], **changes}}
+
+    assert seen.changed(body)
+    assert not seen.changed(edited(resourceVersion="2"))
+    for changes in (
+        {"generation": 2},
+        {"annotations": {"lorafleet.dev/paused": "true"}},
+        {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        {"uid": "v"},
+    ):
+        assert seen.changed(edited(**changes)), changes
+        assert not seen.changed(edited(**changes))
+    seen.forget("u")
+    assert seen.changed(body)
 
 
 async def test_a_namesake_that_comes_before_the_old_loop_ended_keeps_its_own_flag() -> None:

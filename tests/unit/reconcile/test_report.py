@@ -19,7 +19,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Facts, Placed
 from lorafleet_operator.memory import Verdict
-from lorafleet_operator.report import report, transitions
+from lorafleet_operator.report import failed, report, transitions
 from operator_builders import DIGEST, OLD, adapter, engine, facts, loaded, staged
 
 if TYPE_CHECKING:
@@ -178,3 +178,17 @@ def test_people_hear_of_failures_and_of_readiness_but_not_of_steps_on_the_way() 
     assert [entry.reason for entry in transitions(waiting, ready)] == ["Ready"]
     failed = report(with_verdicts(facts(engine()), REFUSAL), NOW).status.conditions
     assert {entry.reason for entry in transitions(ready, failed)} == {"InvalidAdapter"}
+
+
+def test_an_unexpected_error_is_told_by_its_kind_alone_and_leaves_the_rest_as_it_was() -> None:
+    before = report(with_verdicts(facts(SERVING)), NOW).status
+    made = adapter(status=before.to_api())
+    said = failed(made, KeyError("what nobody has looked at"), NOW)
+    assert (said.retry, said.error_reason) == (True, "InternalError")
+    told = {entry.type: entry for entry in said.status.conditions}
+    for type_ in ("Loaded", "Ready"):
+        assert (told[type_].status, told[type_].reason) == ("False", "InternalError")
+        text = "the operator failed unexpectedly (KeyError); its log says more"
+        assert told[type_].message == text
+    assert told["SourceResolved"].status == "True"
+    assert said.status.digest == before.digest
