@@ -22,6 +22,7 @@ from lorafleet.errors import (
 )
 
 from lorafleet_operator.sources import assemble, bounds
+from lorafleet_operator.sources.bounds import one_line
 from lorafleet_operator.sources.connection import Connection, Target
 from lorafleet_operator.sources.endpoints import checked_endpoint
 from lorafleet_operator.sources.remote_tree import RemoteTree
@@ -85,16 +86,19 @@ class HuggingFaceSource:
 
     async def resolve(self) -> ResolvedAdapter:
         """Resolve the revision to a commit, then header and config at that commit."""
-        commit = await self._current_commit()
+        commit, paths = await self._current()
         # A tree for each commit: what was resolved before is still read from its own.
         files = RemoteTree(self._reach, self.uri, partial(self._locate_file, commit))
         self._files.append(files)
-        found = await assemble.resolve(
-            files,
-            self._settings,
-            allow_pickle=self._allow_pickle,
-            weights_name=self._weights,
-        )
+        try:
+            found = await assemble.resolve(
+                files,
+                self._settings,
+                allow_pickle=self._allow_pickle,
+                weights_name=self._weights,
+            )
+        except SourceNotFound as error:
+            raise SourceNotFound(f"{error}{_elsewhere(paths, self._path)}") from None
         return replace(found, revision=commit, checks=())  # a commit does not move
 
     async def aclose(self) -> None:
@@ -103,9 +107,10 @@ class HuggingFaceSource:
         for files in self._files:
             await files.aclose()
 
-    async def _current_commit(self) -> str:
+    async def _current(self) -> tuple[str, list[str]]:
+        """Return the revision's commit and, as far as the hub says, the paths of its files."""
         if _COMMIT.fullmatch(self._revision):
-            return self._revision
+            return self._revision, []
         blob = await self._answers.open("revision")
         if blob is None:
             raise SourceNotFound(f"{self._host()} has no {self._name()}")
@@ -113,10 +118,14 @@ class HuggingFaceSource:
             answer = json.loads(await read_whole(blob, _MAX_ANSWER_BYTES))
         except (ValueError, RecursionError):
             answer = None
-        commit = answer.get("sha") if isinstance(answer, dict) else None
+        answer = answer if isinstance(answer, dict) else {}
+        commit = answer.get("sha")
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise SourceUnavailable(f"{self.uri}: the hub does not name the revision's commit")
-        return commit
+        listed = answer.get("siblings")
+        entries = listed if isinstance(listed, list) else []
+        paths = [entry.get("rfilename") for entry in entries if isinstance(entry, dict)]
+        return commit, [path for path in paths if isinstance(path, str)]
 
     async def _locate_answer(self, name: str) -> Target:
         revision = quote(self._revision, safe="")
@@ -134,9 +143,10 @@ class HuggingFaceSource:
         # The hub says "not found" of a private repository to those who may not see it.
         if status not in (401, 403) and code != "RepoNotFound":
             return None
-        hint = (
-            "; the repository is gated, ask for access on its page" if code == "GatedRepo" else ""
-        )
+        hint = ""
+        if code == "GatedRepo":
+            page = f"{self._endpoint}/{self._repo}"
+            hint = f"; the repository is gated: ask at {page} for access of the token's account"
         return AccessDenied(
             f"{status} from {self._host()} for {self._name()}: {self._sent()}{hint}"
         )
@@ -151,3 +161,13 @@ class HuggingFaceSource:
 
     def _name(self) -> str:
         return f"{self._repo} at {self._revision}"
+
+
+def _elsewhere(paths: list[str], folder: str) -> str:
+    """Return where else the repository has an adapter, for a message; "" if it is not known."""
+    found = sorted(path.rpartition("/")[0] for path in paths if path.endswith(f"/{bounds.CONFIG}"))
+    others = [one_line(path) for path in found if path != folder]
+    if not others or f"{folder}/{bounds.CONFIG}".lstrip("/") in paths:
+        return ""
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"; the repository has one in {', '.join(others[:4])}{more}"
