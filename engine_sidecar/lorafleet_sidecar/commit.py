@@ -8,8 +8,10 @@ import math
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from lorafleet.digest import canonical_digest
 from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from lorafleet.errors import InvalidAdapter
 
 from lorafleet_sidecar import index
 from lorafleet_sidecar.crashpoint import crash_at
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 IDENTITY = "AdapterIsIdentity"
-"""Note of a revision whose every lora_B is zero."""
+"""Note of a revision that changes nothing."""
 _LOOK_BYTES = 1 << 20
 
 
@@ -50,11 +52,12 @@ class Seal(NamedTuple):
 
 
 def seal(
-    arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor
+    arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor, adapter: str
 ) -> Seal:
     """Return the digest and the fingerprints of a complete image.
 
-    Blocks; reads the packed tensors in the threads of `hashing`.
+    Blocks; reads the packed tensors in the threads of `hashing`. Raises InvalidAdapter when a value
+    of B is not finite once the engine has scaled it.
     """
     head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
     with (
@@ -70,27 +73,46 @@ def seal(
         }
         read = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
     hashes = {name: (a[0], b[0]) for name, (a, b) in read.items()}
-    proofs = {name: (a[1], b[1]) for name, (a, b) in read.items()}
+    proofs = {}
+    for name, ((_, of_a), (_, of_b)) in read.items():
+        if of_a is None or of_b is None:
+            raise InvalidAdapter(
+                f"adapter {adapter}: {name}.lora_B: not finite after the scaling in {layout.dtype} "
+                f"(lora_alpha makes it {_largest(layout.modules[name].scaling):g})"
+            )
+        proofs[name] = (of_a, of_b)
     digest = canonical_digest(layout.dtype, layout.modules, hashes)
     crash_at("stage.verified")
     return Seal(digest, proofs)
 
 
 def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
-    """Whether every lora_B of a complete image is zero, so that the adapter changes nothing.
+    """Whether no module of a complete image changes anything: zero A, zero B or zero scaling.
 
-    Blocks; the first value that is not zero ends it.
+    Blocks; the first module that does ends it.
     """
     head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
-    with arena.extent_view(extent) as image:
-        for module in layout.modules.values():
-            at, end = module.b.offset, module.b.offset + math.prod(module.b.shape) * size
-            while at < end:
-                step = min(_LOOK_BYTES, end - at)
-                if bytes(image[head + at : head + at + step]).strip(b"\0"):
-                    return False
-                at += step
-    return True
+    with arena.extent_view(extent) as image, image[head:] as data:
+        return not any(
+            _largest(module.scaling) and _any(data, module.b, size) and _any(data, module.a, size)
+            for module in layout.modules.values()
+        )
+
+
+def _any(data: memoryview, tensor: PackedTensor, itemsize: int) -> bool:
+    """Whether a value of the tensor is not zero (negative zeros are)."""
+    values = np.dtype(f"<u{itemsize}")
+    at, end = tensor.offset, tensor.offset + math.prod(tensor.shape) * itemsize
+    while at < end:
+        step = min(_LOOK_BYTES, end - at)
+        if (np.frombuffer(data[at : at + step], values) << 1).any():  # without the sign
+            return True
+        at += step
+    return False
+
+
+def _largest(scaling: Scaling) -> float:
+    return max(map(abs, (scaling,) if isinstance(scaling, float) else scaling))
 
 
 def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLayout) -> None:
@@ -112,11 +134,14 @@ def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLa
 
 def _read(
     data: memoryview, tensor: PackedTensor, itemsize: int, dtype: str, scaling: Scaling
-) -> tuple[str, int]:
+) -> tuple[str, int | None]:
     end = tensor.offset + math.prod(tensor.shape) * itemsize
     with data[tensor.offset : end] as packed:
-        fingerprint = tensor_fingerprint(packed, tensor.shape, dtype, scaling)
-        return hashlib.sha256(packed).hexdigest(), fingerprint
+        digest = hashlib.sha256(packed).hexdigest()
+        try:
+            return digest, tensor_fingerprint(packed, tensor.shape, dtype, scaling)
+        except OverflowError:
+            return digest, None
 
 
 def _zero(view: memoryview) -> None:

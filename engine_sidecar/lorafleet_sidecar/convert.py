@@ -36,11 +36,22 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 # A value is infinite or NaN exactly if, without its sign, its bits are at least these.
 _INFINITY = {
-    "BF16": 0x7F80,
-    "F16": 0x7C00,
-    "F32": 0x7F80_0000,
-    "F64": 0x7FF0_0000_0000_0000,
+    DTYPES["BF16"]: 0x7F80,
+    DTYPES["F16"]: 0x7C00,
+    DTYPES["F32"]: 0x7F80_0000,
+    DTYPES["F64"]: 0x7FF0_0000_0000_0000,
 }
+
+
+def is_finite(values: Array, scratch: Array | None = None) -> bool:
+    """Return whether all are; several times as fast as numpy for bfloat16.
+
+    `scratch` is memory of at least the same size, or None for some of its own.
+    """
+    words = values.view(_WORDS[values.itemsize])
+    into = None if scratch is None else scratch.view(words.dtype)[: words.size].reshape(words.shape)
+    unsigned = np.bitwise_and(words, np.iinfo(words.dtype).max >> 1, out=into)
+    return bool(unsigned.max(initial=0) < _INFINITY[values.dtype])
 
 
 class Converter:
@@ -86,14 +97,8 @@ class Converter:
                 part = np.s_[row : row + rows, column : column + PIECE]
                 with np.errstate(over="ignore", invalid="ignore"):
                     np.copyto(target[part], source[part], casting="unsafe")
-                if not self._is_finite(target[part], copy.dst_dtype):
+                if not is_finite(target[part], self._scratch):
                     self._refuse(source[part], target[part], copy, row, column)
-
-    def _is_finite(self, values: Array, dtype: str) -> bool:
-        words = values.view(_WORDS[values.itemsize])
-        scratch = self._scratch.view(words.dtype)[: words.size].reshape(words.shape)
-        np.bitwise_and(words, np.iinfo(words.dtype).max >> 1, out=scratch)
-        return bool(scratch.max(initial=0) < _INFINITY[dtype])
 
     def _refuse(self, source: Array, target: Array, copy: Copy, row: int, column: int) -> None:
         """Name the tensor of the first bad value; a copy may run through several tensors."""

@@ -13,7 +13,7 @@ import numpy as np
 from lorafleet import fingerprint as defined
 from lorafleet.dtypes import SAFETENSORS_NAMES
 
-from lorafleet_sidecar.convert import DTYPES
+from lorafleet_sidecar.convert import DTYPES, is_finite
 
 Array = np.ndarray[Any, Any]
 Scaling = float | tuple[float, ...]
@@ -28,7 +28,8 @@ def tensor_fingerprint(
     """Return the fingerprint of one packed tensor ([rows, cols] or [experts, rows, cols]).
 
     `dtype` is torch's name. `scaling` is one number, or one for each expert; it is applied as the
-    engine does it: multiplied in float32, rounded to `dtype`.
+    engine does it: multiplied in float32, rounded to `dtype`. Raises OverflowError for a product that
+    is not finite then.
     """
     kind = DTYPES[SAFETENSORS_NAMES[dtype]]
     columns = shape[-1]
@@ -55,6 +56,8 @@ def _bits(piece: Array, scales: Array) -> Array:
     if (scales != 1.0).any():
         with np.errstate(over="ignore"):
             piece = (piece.astype(np.float32) * scales[:, None]).astype(piece.dtype)
+        if not is_finite(piece):
+            raise OverflowError
     return np.ascontiguousarray(piece).view(np.int16)
 
 

@@ -248,7 +248,12 @@ class ActiveStaging:
         extent, layout = self._entry.extent, plan.layout
         try:
             seal: commit.Seal = await run(
-                commit.seal, store.arena, extent, layout, self._stagings.hashing
+                commit.seal,
+                store.arena,
+                extent,
+                layout,
+                self._stagings.hashing,
+                plan.manifest.adapter,
             )
             digest = seal.digest
             check_digest(plan, digest)

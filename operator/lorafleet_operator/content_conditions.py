@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
 
 IDENTITY: Final = "AdapterIsIdentity"
-"""The sidecar's note of a revision whose every lora_B is zero."""
+"""The sidecar's note of a revision that changes nothing."""
 
 Found = tuple[ConditionType, bool | None, Reason, str]
 
@@ -62,7 +62,7 @@ def _identity(facts: Facts) -> Found | None:
     if not staged:
         return None
     if any(IDENTITY in entry.notes for entry in staged):
-        text = "every lora_B is zero: requests get the base model's answers"
+        text = "every update is zero: requests get the base model's answers"
         return ConditionType.ADAPTER_IS_IDENTITY, True, Reason.ALL_ZERO, text
     if not _was_said(facts, ConditionType.ADAPTER_IS_IDENTITY):
         return None

@@ -23,7 +23,7 @@ IDENTITY = "AdapterIsIdentity"
 """The warning that an adapter changes nothing; the condition of that name in a cluster."""
 
 _EXPLAINED = {
-    IDENTITY: f"{IDENTITY}: every lora_B is zero, the engine would answer as the base model"
+    IDENTITY: f"{IDENTITY}: every update is zero, the engine would answer as the base model"
 }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 import pytest
+from lorafleet.errors import InvalidAdapter
 from lorafleet.frames import ChunkFrame
 from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
 from lorafleet_sidecar import commit
@@ -49,7 +51,7 @@ def staged(
     writer.close()
     gate.close()
     with ThreadPoolExecutor(2) as hashing:
-        return plan, commit.seal(arena, EXTENT, plan.layout, hashing)
+        return plan, commit.seal(arena, EXTENT, plan.layout, hashing, "team-a/sql")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,59 @@ def test_the_revisions_files_are_readable_by_another_user_and_appear_whole(
     assert facts["digest"] == seal.digest
     assert facts["extent_offset"] == EXTENT.offset
     assert facts["data_offset"] == EXTENT.offset + len(plan.layout.image_header)
+
+
+def with_alpha(adapter: SourceAdapter, alpha: float) -> SourceAdapter:
+    config = json.loads(adapter.config) | {"lora_alpha": alpha}
+    return replace(adapter, config=json.dumps(config).encode())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "taken"),
+    [("float16", 16, False), ("float16", 8, True), ("float16", -16, False), ("bfloat16", 16, True)],
+)
+def test_values_must_be_finite_once_they_are_scaled(
+    dtype: str, alpha: float, taken: bool, volume: Path, arena: Arena
+) -> None:
+    name = "model.layers.0.self_attn.v_proj"
+    values = np.full((2048, 8), 40_000, np.float16)
+    adapter = with_alpha(
+        source_adapter(
+            1,
+            layers=1,
+            dtype="F16",
+            replace={f"base_model.model.{name}.lora_B.weight": values},
+        ),
+        alpha,
+    )
+    if taken:
+        staged(volume, arena, adapter, engine_profile(dtype=dtype))
+        return
+    with pytest.raises(InvalidAdapter) as refused:
+        staged(volume, arena, adapter, engine_profile(dtype=dtype))
+    assert str(refused.value) == (
+        f"adapter team-a/sql: {name}.lora_B: not finite after the scaling in float16 "
+        "(lora_alpha makes it 2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("side", "zero", "alpha", "identity"),
+    [("A", 0.0, 16, True), ("B", -0.0, 16, True), ("B", 1e-38, 0, True), ("B", 1e-38, 16, False)],
+)
+def test_zero_factors_or_a_zero_scaling_are_an_identity(
+    side: str, zero: float, alpha: float, identity: bool, volume: Path, arena: Arena
+) -> None:
+    shape = {"A": (8, 2048), "B": (2048, 8)}[side]
+    values = {
+        f"base_model.model.model.layers.0.self_attn.{name}.lora_{side}.weight": np.full(
+            shape, zero, ml_dtypes.bfloat16
+        )
+        for name in ("q_proj", "v_proj")
+    }
+    adapter = source_adapter(1, layers=1, replace=values)
+    plan, _ = staged(volume, arena, with_alpha(adapter, alpha), engine_profile())
+    assert commit.is_identity(arena, EXTENT, plan.layout) is identity
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
