@@ -119,13 +119,16 @@ def _projection(
 
 
 def _local(layer: Any, pair: Pair) -> tuple[torch.Tensor, torch.Tensor, Scale]:
-    """Return this rank's experts of a pair."""
+    """Return this rank's experts of a pair.
+
+    What is not there for each of all experts is shared, or vLLM has cut it already.
+    """
     a, b, scaling = pair.a, pair.b, pair.scaling
     if layer.use_ep:
         start = layer.ep_rank * layer.local_num_experts
-        local = slice(start, start + layer.local_num_experts)
-        a, b = a[local], b[local]
-        scaling = scaling if len(scaling) == 1 else scaling[local]
+        local, every = slice(start, start + layer.local_num_experts), layer.global_num_experts
+        a, b = (factor[local] if len(factor) == every else factor for factor in (a, b))
+        scaling = scaling[local] if len(scaling) == every else scaling
     return a, b, _scale(scaling)
 
 
