@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,7 +43,10 @@ class Peak:
 
 @contextmanager
 def peak() -> Iterator[Peak]:
-    """Watch GPU memory over the block; the driver is asked about every half millisecond."""
+    """Watch GPU memory over the block; the driver is asked about every half millisecond.
+
+    The plugin resets torch's peak for its own figures: what was reached until then is kept here.
+    """
     found = Peak()
     if not CUDA:
         yield found
@@ -51,8 +54,15 @@ def peak() -> Iterator[Peak]:
     before = allocated()
     torch.cuda.empty_cache()
     free = lowest = torch.cuda.mem_get_info()[0]
-    torch.cuda.reset_peak_memory_stats()
+    reset = torch.cuda.reset_peak_memory_stats
+    reset()
+    highest = before
     done = threading.Event()
+
+    def keep_and_reset(*arguments: Any) -> None:
+        nonlocal highest
+        highest = max(highest, torch.cuda.max_memory_allocated())
+        reset(*arguments)
 
     def watch() -> None:
         nonlocal lowest
@@ -62,13 +72,15 @@ def peak() -> Iterator[Peak]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    torch.cuda.reset_peak_memory_stats = keep_and_reset
     try:
         yield found
         torch.cuda.synchronize()
     finally:
         done.set()
         watcher.join()
-    found.torch_bytes = torch.cuda.max_memory_allocated() - before
+        torch.cuda.reset_peak_memory_stats = reset
+    found.torch_bytes = max(highest, torch.cuda.max_memory_allocated()) - before
     found.driver_bytes = free - lowest
     found.kept_bytes = allocated() - before
 

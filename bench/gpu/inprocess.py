@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shapes import Shape
     from staging import Staging
 
+_PAUSE_SECONDS = 0.001  # as the control socket's
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
@@ -92,20 +93,36 @@ def revision(staging: Staging, lora_int_id: int, name: str, loader: str = "direc
     return ours(staging.volume, lora_int_id, staging.staged[name].digest, loader)
 
 
+class Load:
+    """One load as the control socket does it: begun, then carried on by short calls."""
+
+    def __init__(self, probe: Probe, request: Any) -> None:
+        self._ask = probe.llm.collective_rpc
+        self._id = request.lora_int_id
+        arguments = (request.lora_int_id, request.lora_name, request.lora_path)
+        self._ask("lorafleet_begin", args=arguments)
+
+    def go_on(self) -> bool:
+        """Give it a slice of time; returns whether its slot is complete."""
+        answers = [json.loads(text) for text in self._ask("lorafleet_progress", args=(self._id,))]
+        assert not any(answer["error"] for answer in answers), answers
+        return all(answer["done"] for answer in answers)
+
+
 def load_seconds(probe: Probe, request: Any) -> float:
-    """Return the seconds until the adapter of `request` is complete in a slot."""
+    """Return the seconds until the adapter of `request`, of ours or stock, is complete in a slot."""
     accelerator.synchronize()
     begin = time.perf_counter()
-    probe.llm.llm_engine.add_lora(request)
-    settle(probe, request.lora_int_id)
+    if probe.residency.is_ours(request):
+        load = Load(probe, request)
+        while not load.go_on():
+            time.sleep(_PAUSE_SECONDS)
+    else:
+        probe.llm.llm_engine.add_lora(request)
+        accelerator.synchronize()
     seconds = time.perf_counter() - begin
     assert request.lora_int_id in probe.manager.lora_index_to_id, "no free slot"
     return seconds
-
-
-def settle(probe: Probe, lora_int_id: int) -> None:
-    """Wait until the slot of an adapter is complete."""
-    accelerator.synchronize()
 
 
 def evict(probe: Probe, lora_int_id: int) -> None:

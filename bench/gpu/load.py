@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 TENANT, BIG, OTHER, DEVICE, STOCK = 1, 2, 3, 4, 5  # lora_int_ids; OTHER is BIG's bytes again
 TIMES = 5
-QUIET_STEPS, EVERY, CYCLES = (600, 60, 10) if accelerator.CUDA else (40, 8, 3)
+QUIET_STEPS, EVERY, CYCLES = (800, 80, 10) if accelerator.CUDA else (60, 20, 3)
 
 
 @dataclass
@@ -139,16 +140,28 @@ def device_when_idle(bench: Bench) -> None:
     inprocess.clear(probe)
 
 
-def loading(bench: Bench, request: Any) -> Callable[[int], None]:
-    """Return what loads and unloads `request`'s adapter by turns, between steps."""
+@dataclass
+class Churn:
+    """Loads and unloads one adapter by turns, between steps; `seconds` are those of each load."""
 
-    def act(done: int) -> None:
-        if done % EVERY == EVERY // 2:
-            bench.engine.add_lora(request)
+    bench: Bench
+    request: Any
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._load: inprocess.Load | None = None
+        self._begin = 0.0
+
+    def __call__(self, done: int) -> None:
+        if self._load is not None:
+            if self._load.go_on():
+                self._load = None
+                self.seconds.append(time.perf_counter() - self._begin)
+        elif done % EVERY == EVERY // 4:
+            self._begin = time.perf_counter()
+            self._load = inprocess.Load(self.bench.probe, self.request)
         elif done % EVERY == 0:
-            bench.engine.remove_lora(request.lora_int_id)
-
-    return act
+            self.bench.engine.remove_lora(self.request.lora_int_id)
 
 
 def asking(decoding: Decoding, requests: list[Any]) -> Callable[[int], None]:
@@ -175,7 +188,8 @@ def while_others_decode(bench: Bench) -> None:
         waits = list(decoding.first_tokens.values())[first:]
         for request in direct:
             bench.engine.remove_lora(request.lora_int_id)
-        loaded = decoding.run(steps, loading(bench, direct[0]))
+        churn = Churn(bench, direct[0])
+        loaded = decoding.run(steps, churn)
         bench.engine.remove_lora(BIG)
         bench.record.put(
             steps_quiet=gaps.summary(quiet),
@@ -185,13 +199,15 @@ def while_others_decode(bench: Bench) -> None:
             rebuilds_while_others_decode=bench.probe.residency.stats.rebuilds - rebuilds,
             first_token_from_slot_s=gaps.median(list(decoding.first_tokens.values())[4:first]),
             first_token_after_eviction_s=gaps.median(waits),
+            direct_s_while_others_decode=gaps.median(churn.seconds),
+            loads_while_others_decode=len(churn.seconds),
             longest_step_ms_quiet=max(*quiet, *answered) * 1e3,
             longest_step_ms_direct=max(*rebuilt, *loaded) * 1e3,
             p99_gap_ms_quiet=gaps.summary(quiet + answered)["p99_ms"],
             p99_gap_ms_direct=gaps.summary(rebuilt + loaded)["p99_ms"],
         )
         device = [bench.ours(DEVICE, "device"), direct[1]]
-        loaded = decoding.run(EVERY, loading(bench, device[0]))
+        loaded = decoding.run(EVERY, Churn(bench, device[0]))
         rebuilt = decoding.run(4 * EVERY, asking(decoding, device))
         for request in device:
             bench.engine.remove_lora(request.lora_int_id)
