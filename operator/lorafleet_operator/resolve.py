@@ -65,6 +65,7 @@ class SourceReader:
             secret = None
             if spec.credentials_secret_ref is not None:
                 place = (adapter.metadata.namespace, spec.credentials_secret_ref.name)
+                self.secret = Referenced(*place, version="")  # if it may not be read
                 found = await reads.secret(self._fleet.api, *place)
                 self.secret = Referenced(*place, found.version)
                 secret = found.data

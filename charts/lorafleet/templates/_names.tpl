@@ -28,7 +28,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [pods]
   verbs: [list, watch]
 - apiGroups: [""]
-  # The Secrets that adapters name, in the adapters' own namespace.
+  # The Secrets that adapters name, in the adapters' own namespace. Neither list nor watch: those
+  # would show every Secret there.
   resources: [secrets]
   verbs: [get]
 - apiGroups: [""]
