@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 
@@ -53,10 +54,49 @@ async def test_the_read_that_completes_a_wrong_content_is_refused(order: str) ->
     )
 
 
-async def test_a_file_that_is_not_read_whole_is_not_judged() -> None:
+async def test_a_file_that_is_not_read_whole_is_judged_when_asked_for() -> None:
     partly = blob(WRONG)
     assert await partly.read(400, 200) == WRONG[400:600]
     assert await partly.read(0, 400) == WRONG[:400]
+    with pytest.raises(DigestMismatch):
+        await partly.verify()
+
+
+@pytest.mark.parametrize("spans", [[], [(0, 1000)], [(900, 100)], [(10, 5), (500, 100), (3, 4)]])
+async def test_the_check_reads_each_byte_that_nobody_read_and_no_other(
+    spans: list[tuple[int, int]],
+) -> None:
+    content = MemoryBlob("weights", CONTENT)
+    whole = DigestedBlob(content, "oci://x/y:z", PROMISED)
+    for at, length in spans:
+        await whole.read(at, length)
+    await whole.verify()
+    assert sorted(content.reads) == sorted(set(content.reads))
+    assert sum(length for _, length in content.reads) == 1000
+    await whole.verify()
+    assert sum(length for _, length in content.reads) == 1000
+
+
+async def test_an_empty_file_is_judged_too() -> None:
+    with pytest.raises(DigestMismatch):
+        await blob(b"").verify()
+
+
+async def test_a_read_that_is_cancelled_leaves_the_check_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = blob(CONTENT)
+    await good.read(0, 100)
+
+    async def cancelled(*args: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "to_thread", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await good.read(100, 100)
+    await good.read(200, 800)
+    await good.verify()
 
 
 async def test_the_digest_is_the_whole_identity() -> None:
