@@ -96,18 +96,26 @@ def canonical_data(source: Source, layout: CanonicalLayout, chunk_bytes: int = 1
 
 def deltas(layout: CanonicalLayout, data: bytes | bytearray) -> dict[str, dict[str, Any]]:
     """Return EXPECTED.json's numbers for each module; experts one by one."""
-    found: dict[str, dict[str, Any]] = {}
+    return {name: numbers(*factors) for name, factors in factors_of(layout, data).items()}
+
+
+def factors_of(
+    layout: CanonicalLayout, data: bytes | bytearray
+) -> dict[str, tuple[Any, Any, float]]:
+    """Return A, B in float64 and the scaling of each module; experts one by one."""
+    found: dict[str, tuple[Any, Any, float]] = {}
     item = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[layout.dtype]
     for name, module in layout.modules.items():
         a = np.ndarray(module.a.shape, NUMPY[item], data, module.a.offset).astype(np.float64)
         b = np.ndarray(module.b.shape, NUMPY[item], data, module.b.offset).astype(np.float64)
         if module.kind is not ModuleKind.EXPERTS:
-            found[name] = numbers(a, b, module.scaling)
+            assert isinstance(module.scaling, float)
+            found[name] = (a, b, module.scaling)
             continue
         experts, _, projection = name.rpartition(".")
         for e in range(a.shape[0]):
             scaling = module.scaling if isinstance(module.scaling, float) else module.scaling[e]
-            found[f"{experts}.{e}.{projection}"] = numbers(a[e], b[e], scaling)
+            found[f"{experts}.{e}.{projection}"] = (a[e], b[e], scaling)
     return found
 
 
