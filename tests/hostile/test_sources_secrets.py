@@ -1,6 +1,7 @@
 """No credential in any text: messages, chains of exceptions, logs, reprs, addresses in status."""
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from certificates import Authority
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from lorafleet.errors import AccessDenied, LorafleetError, SourceUnavailable
 from lorafleet_operator.sources.base import Source
 from lorafleet_operator.sources.registry import open_source
@@ -18,6 +21,7 @@ from servers import LyingServer, S3Server, start_s3
 from source_builders import FAST, adapter, artifact, data_of, read_all
 
 CANARY = "cAnArY5f3a"
+COMMIT = "a" * 40
 SECRET = {
     "accessKeyID": f"AKID{CANARY}".encode(),
     "secretAccessKey": f"key{CANARY}".encode(),
@@ -25,13 +29,33 @@ SECRET = {
     "token": f"token{CANARY}".encode(),
     "sasToken": f"sv=2023-11-03&sig=sas{CANARY}".encode(),
 }
-FILES = adapter(elements=1 << 17)
+PRIVATE_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+)
+ACCOUNT = {"type": "service_account", "client_email": f"{CANARY}@x", "private_key_id": CANARY}
+SERVICE_ACCOUNT = json.dumps({**ACCOUNT, "private_key": PRIVATE_KEY.decode()}).encode()
+CONNECTION = f"AccountName=account;SharedAccessSignature=sv=2023-11-03&sig=sas{CANARY}".encode()
+LOGIN = {"username": f"user{CANARY}".encode(), "password": b"x"}
+KINDS: dict[str, tuple[str, dict[str, bytes]]] = {
+    "s3": ("s3", SECRET),
+    "http": ("http", SECRET),
+    "http, user": ("http", LOGIN),
+    "gcs": ("gcs", SECRET),
+    "gcs, key": ("gcs", {"serviceAccountKey": SERVICE_ACCOUNT}),
+    "azure": ("azureBlob", SECRET),
+    "azure, connection": ("azureBlob", {"connectionString": CONNECTION}),
+    "oci": ("oci", SECRET),
+    "hub": ("huggingFace", SECRET),
+}
+FILES = adapter(elements=1 << 16)
 
 
 def served() -> dict[str, bytes]:
-    """The adapter's files below /models/sql, and as the artifact models/sql:v1."""
+    """The files below /models/sql, as the artifact models/sql:v1 and as the hub's models/sql."""
     files = {f"/models/sql/{name}": content for name, content in FILES.items()}
-    return files | artifact(FILES, "models/sql", "v1")
+    hub = {f"/models/sql/resolve/{COMMIT}/{name}": content for name, content in FILES.items()}
+    hub["/api/models/models/sql/revision/main"] = json.dumps({"sha": COMMIT}).encode()
+    return files | hub | artifact(FILES, "models/sql", "v1")
 
 
 def opened(spec: dict[str, Any], secret: dict[str, bytes]) -> Source:
@@ -70,13 +94,14 @@ LIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["s3", "http", "gcs", "azureBlob", "oci"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
 async def test_no_failure_says_a_credential(
     kind: str, lie: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     asyncio.get_running_loop().set_debug(True)
+    name, secret = KINDS[kind]
     server = LyingServer(files=served())
     async with server.running():
         vars(server).update(lie)
@@ -92,12 +117,13 @@ async def test_no_failure_says_a_credential(
                 "endpoint": server.url,
             },
             "oci": {"reference": f"{host}/models/sql:v1", "plainHttp": True},
+            "huggingFace": {"repo": "models/sql", "endpoint": server.url},
         }
-        source = opened({kind: spec[kind]}, SECRET)
+        source = opened({name: spec[name]}, secret)
         said = repr(source) + source.uri
         try:
             found = await source.resolve()
-            await read_all(found, 1000)
+            await read_all(found, 100_000)
             said += repr(found)
             server.status = 403
             await found.read(100_000, 10)
