@@ -72,10 +72,18 @@ class AdapterConfig:
 
     def adapted_name(self, module: str) -> str:
         """Return the name that PEFT's patterns see: `module.weight` if that is a target parameter."""
-        for target in self.target_parameters:
-            if target.endswith(".weight") and f".{module}.weight".endswith(f".{target}"):
+        wrapped, tail = self._wrapped_weights, module
+        while wrapped and tail:
+            if tail in wrapped:
                 return f"{module}.weight"
+            tail = tail.partition(".")[2]
         return module
+
+    @cached_property
+    def _wrapped_weights(self) -> frozenset[str]:
+        """The ends of names whose weight is a target parameter; a set, for there may be many."""
+        found = (target.removesuffix(".weight") for target in self.target_parameters)
+        return frozenset(found) - frozenset(self.target_parameters)
 
     def rank_for(self, module: str) -> int:
         """Return the rank PEFT gives `module` (a name without `base_model.model.`).

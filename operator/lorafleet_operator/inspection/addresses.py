@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from lorafleet.errors import PathNotAllowed
+from lorafleet.quoting import shown
 
 from lorafleet_operator.inspection.local import LocalSource
 from lorafleet_operator.inspection.schemes import SCHEMES
@@ -40,7 +41,7 @@ def open_address(
     found = _URI.match(address)
     scheme = found[1].lower() if found else ""
     if scheme in ("", "file"):
-        path = unquote(urlsplit(address).path) if scheme else address
+        path = _file_path(address) if scheme else address
         return LocalSource(Path(path), limits, allow_pickle=allow_pickle is not False)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -53,6 +54,17 @@ def open_address(
         settings=_reaching(limits, place.server),
         secret=SecretData("the environment", place.secret) if place.secret else None,
     )
+
+
+def _file_path(address: str) -> str:
+    """Return the path of a file:// URI; a host would be taken for its first folder."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        parts = None
+    if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise PathNotAllowed(f"{shown(address)} is not of the form file:///absolute/path")
+    return unquote(parts.path)
 
 
 def without_secrets(address: str) -> str:

@@ -76,5 +76,5 @@ async def _compute(
     modules, identity = {}, True
     for name, scaling, a, b in image.factors():
         modules[name] = numbers_of(a, b, scaling)
-        identity = identity and not b.any()
+        identity = identity and not (scaling and a.any() and b.any())
     return modules, identity

@@ -77,21 +77,33 @@ class CanonicalImage:
         """Yield name, scaling, A [rank, in] and B [out, rank] in float64, experts one by one.
 
         Rank and columns are the source's: without padding, and without experts that it lacks.
+        Raises InvalidAdapter for values of B that are not finite once the engine has scaled them.
         """
         for name, module in self._layout.modules.items():
             a, b = self._packed(module.a), self._packed(module.b)
             for part, rank in enumerate(module.part_ranks):
+                scaling, one_a, one_b, label = _scaling(module, part), a, b, name
                 if module.kind is ModuleKind.EXPERTS:
-                    if rank:
-                        experts, _, projection = name.rpartition(".")
-                        yield (
-                            f"{experts}.{part}.{projection}",
-                            _scaling(module, part),
-                            a[part, :rank].astype(np.float64),
-                            b[part, :, :rank].astype(np.float64),
-                        )
-                else:
-                    yield name, _scaling(module, 0), a.astype(np.float64), b.astype(np.float64)
+                    if not rank:
+                        continue
+                    experts, _, projection = name.rpartition(".")
+                    label = f"{experts}.{part}.{projection}"
+                    one_a, one_b = a[part, :rank], b[part, :, :rank]
+                self._check_scaled(label, scaling, one_b)
+                yield label, scaling, one_a.astype(np.float64), one_b.astype(np.float64)
+
+    def _check_scaled(self, name: str, scaling: float, b: Array) -> None:
+        """Scale B as the engine does: multiplied in float32, rounded to its own type."""
+        if abs(scaling) <= 1:
+            return
+        cast = _NUMPY[self._cast]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = (b.astype(cast).astype(np.float32) * np.float32(scaling)).astype(cast)
+        if not np.isfinite(scaled).all():
+            raise InvalidAdapter(
+                f"adapter {self._adapter}: {shown(name)}.lora_B: not finite after the scaling in "
+                f"{TORCH_NAMES[self._cast]} (lora_alpha makes it {scaling:g})"
+            )
 
     def _packed(self, tensor: PackedTensor) -> Array:
         dtype = _NUMPY[SAFETENSORS_NAMES[self._layout.dtype]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import AccessDenied, SourceNotFound
+from lorafleet.quoting import shown
 
 from lorafleet_operator.sources import assemble, bounds
 from lorafleet_operator.sources.volume import VolumeTree
@@ -13,6 +15,10 @@ from lorafleet_operator.sources.volume import VolumeTree
 if TYPE_CHECKING:
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.sources.bounds import SourceSettings
+
+
+MAX_SHOWN = 300
+"""Characters of a path that a message shows."""
 
 
 class LocalSource:
@@ -25,7 +31,7 @@ class LocalSource:
     kind = "path"
 
     def __init__(self, path: Path, settings: SourceSettings, *, allow_pickle: bool = True) -> None:
-        self.uri = str(path)
+        self.uri = shown(str(path), MAX_SHOWN)
         self._path = path
         self._settings = settings
         self._allow_pickle = allow_pickle
@@ -35,6 +41,8 @@ class LocalSource:
         try:
             folder, weights = self._find()
         except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise SourceNotFound(f"{self.uri} does not exist ({error.strerror})") from None
             raise AccessDenied(f"{self.uri} is not readable ({error.strerror})") from None
         tree = VolumeTree(
             Path(folder.anchor),
@@ -68,11 +76,18 @@ def _snapshot(path: Path) -> Path:
         return path
     head = path / "refs" / "main"
     if head.is_file():
-        return path / "snapshots" / head.read_text().strip()
+        name = head.read_text(errors="replace").strip()
+        snapshot = path / "snapshots" / name
+        if not name or "/" in name or not snapshot.is_dir():
+            raise SourceNotFound(
+                f"{shown(str(path), MAX_SHOWN)}: refs/main names the snapshot {shown(name, 80)}, "
+                "which is not there"
+            )
+        return snapshot
     found = sorted((path / "snapshots").iterdir())
     if len(found) != 1:
         raise SourceNotFound(
-            f"{path} is a Hugging Face cache with {len(found)} snapshots and no refs/main: "
+            f"{shown(str(path), MAX_SHOWN)} is a Hugging Face cache with {len(found)} snapshots and no refs/main: "
             "name one of them"
         )
     return found[0]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from lorafleet.dtypes import SAFETENSORS_NAMES
 from lorafleet.errors import LorafleetError
 from lorafleet.profile import EngineProfile
+from lorafleet.quoting import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +24,17 @@ class InvalidProfile(LorafleetError):
 def read_profile(file: Path) -> EngineProfile:
     """Return the profile in `file`. Raises InvalidProfile naming the file."""
     try:
-        return EngineProfile.from_json(file.read_text())
+        profile = EngineProfile.from_json(file.read_text())
     except OSError as error:
         raise InvalidProfile(f"{file}: {error.strerror}") from None
     except ValueError as error:
         raise InvalidProfile(f"{file} is not an engine profile: {error}") from None
+    if profile.dtype and profile.dtype not in SAFETENSORS_NAMES:
+        raise InvalidProfile(
+            f"{file} is not an engine profile: dtype is {shown(profile.dtype, 40)}, "
+            f"expected one of {', '.join(SAFETENSORS_NAMES)}"
+        )
+    return profile
 
 
 def profile_text(profile: EngineProfile) -> str:

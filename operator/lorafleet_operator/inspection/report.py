@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.inspection.numbers import ModuleNumbers
 
 
+MAX_ERROR = 1000
+"""Characters of a refusal's line."""
 IDENTITY = "AdapterIsIdentity"
 """The warning that an adapter changes nothing; the condition of that name in a cluster."""
 
@@ -53,7 +55,7 @@ class Report:
     @classmethod
     def refused(cls, error: LorafleetError, contents: Contents | None = None) -> Report:
         """Return the report of a refusal, its message in one line."""
-        text = " ".join(str(error).split())
+        text = shown(" ".join(str(error).split()), MAX_ERROR)
         return cls(error=text, reason=error.reason, contents=contents)
 
     @property

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_MAX_NAME = 255
+"""Bytes of a file's name on the disks that there are."""
+
+
 async def read_shards(tree: Tree, index: Blob, settings: bounds.SourceSettings) -> Weights:
     """Return the weights that the index names, shard after shard in the order of their names.
 
@@ -58,7 +62,8 @@ def _weight_map(name: str, text: bytes) -> dict[str, str]:
 
 
 def _plain_name(name: str, index: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\\" in name or not name.isprintable():
+    plain = name.isprintable() and len(name.encode()) <= _MAX_NAME and "\\" not in name
+    if not plain or "/" in name or name in ("", ".", ".."):
         raise PathNotAllowed(
             f"{index} names the file {one_line(name)!r}, which is not a plain file name"
         )

@@ -314,8 +314,10 @@ def _link_target(part: str, folder: int) -> str | None:
 
 def _translated(error: OSError, what: str) -> SourceError:
     match error.errno:
-        case errno.ENOENT | errno.ENOTDIR:
+        case errno.ENOENT | errno.ENOTDIR | errno.ENAMETOOLONG:
             return SourceNotFound(f"{what} does not exist")
+        case errno.ENXIO | errno.ENODEV:  # a socket, or a device that nobody drives
+            return PathNotAllowed(f"{what} is not a plain file")
         case errno.EACCES | errno.EPERM:
             return AccessDenied(f"{what} is not readable by the operator (uid {os.geteuid()})")
         case _:
