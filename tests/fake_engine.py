@@ -38,7 +38,7 @@ class Behaviour:
     max_cpu_loras: int = 3
     workers: int = 1
     load_seconds: float = 0.0
-    refuse: dict[str, str] = field(default_factory=dict)  # digest -> text
+    refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
     wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
     deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
     unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
@@ -234,8 +234,9 @@ class FakeEngine:
         await asyncio.sleep(self.behaviour.load_seconds)
         if digest in self.behaviour.deadly:
             await self._die()
-        if digest in self.behaviour.refuse:
-            raise Refused(500, {"error": self.behaviour.refuse[digest]})
+        refusal = self.behaviour.refuse.get(digest, self.behaviour.refuse.get("*"))
+        if refusal is not None:
+            raise Refused(500, {"error": refusal})
 
     def _activate(self, lora_int_id: int) -> None:
         self.host[lora_int_id] = None

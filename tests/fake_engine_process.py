@@ -31,6 +31,7 @@ async def _main() -> None:
     parser.add_argument("--no-lora", action="store_true", help="without --enable-lora")
     parser.add_argument("--no-updates", action="store_true", help="no runtime LoRA updating")
     parser.add_argument("--api-key", default="")
+    parser.add_argument("--refuse", default="", help="text with which every load is refused")
     parser.add_argument("--profile", type=json.loads, default={}, help="JSON: fields to set in it")
     arguments = parser.parse_args()
     behaviour = Behaviour(
@@ -39,6 +40,7 @@ async def _main() -> None:
         lora_enabled=not arguments.no_lora,
         runtime_updates=not arguments.no_updates,
         api_key=arguments.api_key,
+        refuse={"*": arguments.refuse} if arguments.refuse else {},
         profile=arguments.profile,
     )
     engine = await ProcessEngine(arguments.volume, behaviour, arguments.port).start()

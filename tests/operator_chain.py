@@ -144,6 +144,9 @@ class Chain:
     def exists(self, name: str) -> bool:
         return any(item["metadata"]["name"] == name for item in self._list("loraadapters"))
 
+    def adapters(self) -> list[dict[str, Any]]:
+        return self._list("loraadapters")
+
     def events(self, name: str) -> list[str]:
         """Return the reasons of Events about an adapter."""
         found = self.core.list_namespaced_event(self.namespace).items

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
+from chart_role import CHART, token
 from kube_rest import KubeRest, Refused
 from lorafleet_operator.api.names import API_VERSION
 from resource_builders import adapter, path
@@ -17,43 +15,13 @@ if TYPE_CHECKING:
 
     from localcluster import LocalCluster
 
-CHART = Path(__file__).resolve().parents[2] / "charts" / "lorafleet"
-RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/{}"
-
-
-def rules() -> list[dict[str, Any]]:
-    """The rules of the template, which are the same for Role and ClusterRole."""
-    text = (CHART / "templates" / "_names.tpl").read_text()
-    found = re.search(r'define "lorafleet\.rules" -}}\n(.*?){{- end }}', text, flags=re.DOTALL)
-    assert found
-    parsed: list[dict[str, Any]] = yaml.safe_load(found[1])
-    return parsed
-
 
 @pytest.fixture
 def operator(cluster: LocalCluster, kube: KubeRest, namespace: str) -> Iterator[KubeRest]:
     """A client with the rights of the operator in one namespace."""
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    kube.create(accounts, {"metadata": {"name": "operator"}})
-    kube.create(
-        RBAC.format(namespace, "roles"), {"metadata": {"name": "operator"}, "rules": rules()}
-    )
-    kube.create(
-        RBAC.format(namespace, "rolebindings"),
-        {
-            "metadata": {"name": "operator"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "Role",
-                "name": "operator",
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
-        },
-    )
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = kube.create(f"{accounts}/operator/token", request)["status"]["token"]
+    mine = token(kube, namespace)
     with KubeRest(cluster.kubeconfig) as rest:
-        rest.client.headers["Authorization"] = f"Bearer {token}"
+        rest.client.headers["Authorization"] = f"Bearer {mine}"
         yield rest
 
 
@@ -84,6 +52,7 @@ def test_the_operator_may_do_what_it_does(
     ("method", "where"),
     [
         ("GET", "/api/v1/namespaces/{}/secrets"),
+        ("GET", "/api/v1/namespaces/{}/secrets?watch=1&timeoutSeconds=1"),
         ("GET", "/api/v1/namespaces/default/secrets/keys"),
         ("DELETE", "/apis/lorafleet.dev/v1alpha1/namespaces/{}/loraadapters/sql"),
         ("DELETE", "/api/v1/namespaces/{}/pods/engine-0"),
