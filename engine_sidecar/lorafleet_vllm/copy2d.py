@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """Memory of a view in its own order: `count` rows of `width` bytes, `pitch` bytes apart."""
+    """Memory of a view in its own order: `height` rows of `width` bytes, `pitch` bytes apart."""
 
     width: int
     pitch: int
-    count: int
+    height: int
 
 
 class Pitched(NamedTuple):
-    """`count` rows of `width` bytes that two views have in common."""
+    """`height` rows of `width` bytes that two views have in common."""
 
     width: int
-    count: int
+    height: int
     target_pitch: int
     source_pitch: int
 
@@ -34,21 +34,21 @@ class Pitched(NamedTuple):
 def rows_of(view: torch.Tensor) -> Rows | None:
     """Return the rows that `view` consists of, or None if they are not evenly spaced."""
     item = view.element_size()
-    width, pitch, count = item, 0, 1
+    width, pitch, height = item, 0, 1
     for length, stride in zip(reversed(view.shape), reversed(view.stride()), strict=True):
         if length == 1:
             continue
-        if count == 1 and stride * item == width:
+        if height == 1 and stride * item == width:
             width *= length
-        elif count == 1:
-            pitch, count = stride * item, length
-        elif stride * item == pitch * count:
-            count *= length
+        elif height == 1:
+            pitch, height = stride * item, length
+        elif stride * item == pitch * height:
+            height *= length
         else:
             return None
-    if count == 1:
+    if height == 1:
         return Rows(width, width, 1)
-    return Rows(width, pitch, count) if pitch >= width else None
+    return Rows(width, pitch, height) if pitch >= width else None
 
 
 def pitched(target: torch.Tensor, source: torch.Tensor) -> Pitched | None:
@@ -57,16 +57,16 @@ def pitched(target: torch.Tensor, source: torch.Tensor) -> Pitched | None:
     if to is None or come is None:
         return None
     width = min(to.width, come.width)
-    count = to.width * to.count // width
+    height = to.width * to.height // width
     pitches = []
     for rows in (to, come):
         if rows.width == width:
             pitches.append(rows.pitch)
-        elif rows.count == 1 and rows.width % width == 0:
+        elif rows.height == 1 and rows.width % width == 0:
             pitches.append(width)  # the contiguous side is cut as the other one needs it
         else:
             return None
-    return Pitched(width, count, *pitches)
+    return Pitched(width, height, *pitches)
 
 
 def copy_rows(target: torch.Tensor, source: torch.Tensor, rows: Pitched) -> None:

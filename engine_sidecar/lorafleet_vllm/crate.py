@@ -24,8 +24,9 @@ class Small(NamedTuple):
 
 def is_small(targets: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether a source may travel in a crate."""
-    same = source.dtype == targets.dtype
-    return same and source.nbytes <= SMALL_BYTES and source.is_contiguous()
+    if source.dtype != targets.dtype or source.nbytes > SMALL_BYTES:
+        return False
+    return bool(source.is_contiguous())
 
 
 class Crate:

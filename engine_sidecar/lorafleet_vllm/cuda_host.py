@@ -56,11 +56,11 @@ def copy_rows(
     target: torch.Tensor,
     source: torch.Tensor,
     width: int,
-    count: int,
+    height: int,
     target_pitch: int,
     source_pitch: int,
 ) -> None:
-    """Copy `count` rows of `width` bytes from the host to the device, on torch's current stream.
+    """Copy `height` rows of `width` bytes from the host to the device, on torch's current stream.
 
     Raises RuntimeError with the driver's number.
     """
@@ -72,10 +72,10 @@ def copy_rows(
         ctypes.c_void_p(source.data_ptr()),
         ctypes.c_size_t(source_pitch),
         ctypes.c_size_t(width),
-        ctypes.c_size_t(count),
+        ctypes.c_size_t(height),
         _HOST_TO_DEVICE,
         ctypes.c_void_p(torch.cuda.current_stream(target.device).cuda_stream),
     )
     if status:
         library.cudaGetLastError()
-        raise RuntimeError(f"cudaMemcpy2DAsync of {count} rows of {width} bytes failed: {status}")
+        raise RuntimeError(f"cudaMemcpy2DAsync of {height} rows of {width} bytes failed: {status}")

@@ -77,7 +77,7 @@ def fused(layer: Any, pairs: Parts) -> list[Fill]:
 def _same_a(left: Pair, right: Pair) -> bool:
     if left.fingerprint_a and right.fingerprint_a:
         return left.fingerprint_a == right.fingerprint_a
-    return torch.equal(left.a, right.a)
+    return bool(torch.equal(left.a, right.a))
 
 
 def _stacked(slots: torch.Tensor, stack: list[torch.Tensor], start: int) -> Fill:

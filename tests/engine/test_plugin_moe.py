@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 from plugin_requests import load_for_step, ours, stock, stock_is_right
+from rank_layers import pairs_of, resized, split_sizes
 from slot_judge import judge
 from slot_probe import differing, stacked
 
@@ -118,22 +119,6 @@ def test_the_profile_lists_projections_of_all_experts(engine: Any) -> None:
 # -- layouts that one CPU engine cannot run: real layer classes with other sizes ----------------
 
 
-def pairs_of(experts: int, sizes: tuple[tuple[int, int], ...], rank: int, seed: int = 1) -> Any:
-    """Return a Pair of random packed tensors for each (in, out)."""
-    from lorafleet_vllm.slot_factors import Pair
-
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        Pair(
-            f"experts.w{index}",
-            torch.randn(experts, rank, wide, generator=generator).bfloat16(),
-            torch.randn(experts, out, rank, generator=generator).bfloat16(),
-            (2.5,),
-        )
-        for index, (wide, out) in enumerate(sizes)
-    ]
-
-
 def written(fills: Any, layer: Any) -> dict[str, torch.Tensor]:
     from lorafleet_vllm.slots import LayerFill, write_layer
 
@@ -148,37 +133,6 @@ def set_by_vllm(layer: Any, a: list[Any], b: list[Any]) -> dict[str, torch.Tenso
         tensor.fill_(7)
     layer.set_lora(1, a, b)
     return {name: tensor[1].clone() for name, tensor in stacked(layer).items()}
-
-
-def resized(layer: Any, cls: type | None = None, **parallel: Any) -> Any:
-    """Return a copy of a live MoE layer as another rank of another layout sees it."""
-    other = copy.copy(layer)
-    other.__dict__ = dict(layer.__dict__)
-    if cls is not None:
-        other.__class__ = cls
-    experts = parallel.get("experts", 8)
-    other.__dict__["moe_config"] = SimpleNamespace(
-        hidden_dim=64,
-        num_experts=8,
-        num_local_experts=experts,
-        intermediate_size_per_partition=32 // parallel.get("tp_size", 1),
-        is_act_and_mul=True,
-        moe_parallel_config=SimpleNamespace(use_ep=experts < 8, ep_rank=parallel.get("ep_rank", 0)),
-    )
-    other.__dict__["tp_size"] = parallel.get("tp_size", 1)
-    other.__dict__["tp_rank"] = parallel.get("tp_rank", 0)
-    if cls is not None:
-        other.__dict__["_w13_slices"] = 1
-        other.__dict__["_base_model"] = parallel["base_model"]
-    config = SimpleNamespace(max_lora_rank=8, lora_dtype=torch.bfloat16)
-    other._create_lora_a_weights(2, config)
-    other._create_lora_b_weights(2, config)
-    other.__dict__["adapter_enabled"] = torch.zeros(3, dtype=torch.int)
-    return other
-
-
-def split_sizes() -> tuple[tuple[int, int], ...]:
-    return ((64, 32), (32, 64), (64, 32))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -203,7 +157,19 @@ def test_expert_parallel_ranks_take_their_own_experts(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("base_model", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
-def test_fused_experts_take_a_shared_gate_and_up_factor(engine: Any, base_model: str) -> None:
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"tp_size": 2, "tp_rank": 0},
+        {"tp_size": 2, "tp_rank": 1},
+        {"tp_size": 2, "tp_rank": 0, "fully": True},
+        {"tp_size": 2, "tp_rank": 1, "fully": True},
+    ],
+)
+def test_fused_experts_take_a_shared_gate_and_up_factor(
+    engine: Any, base_model: str, parallel: dict[str, Any]
+) -> None:
     from dataclasses import replace
 
     from lorafleet_vllm import slot_plan_moe
@@ -213,6 +179,7 @@ def test_fused_experts_take_a_shared_gate_and_up_factor(engine: Any, base_model:
         engine.manager.modules["model.layers.0.mlp.experts"],
         FusedMoE3DWithLoRA,
         base_model=base_model,
+        **parallel,
     )
     gate, down, up = pairs_of(8, split_sizes(), rank=4)
     up = replace(up, a=gate.a.clone())
@@ -343,9 +310,20 @@ def shares(layer: Any, fills: Any, pairs: Any, fused: Any) -> Any:
             yield pair, part.side, (part.first, tuple(part.values.shape)), number
 
 
-@pytest.mark.parametrize("layout", ["tensor parallel", "expert parallel", "fused", "fused, shared"])
+LAYOUTS: dict[str, list[dict[str, Any]]] = {
+    "tensor parallel": [{"tp_size": 2, "tp_rank": rank} for rank in (0, 1)],
+    "fully sharded": [{"tp_size": 2, "tp_rank": rank, "fully": True} for rank in (0, 1)],
+    "expert parallel": [{"experts": 4, "ep_rank": rank} for rank in (0, 1)],
+    "one rank": [{}],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fusing", ["split", "fused", "fused, shared"])
 @pytest.mark.parametrize("base_model", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
-def test_the_ranks_shares_of_experts_add_up(engine: Any, layout: str, base_model: str) -> None:
+def test_the_ranks_shares_of_experts_add_up(
+    engine: Any, layout: str, fusing: str, base_model: str
+) -> None:
     from dataclasses import replace
 
     from lorafleet_vllm import slot_plan_moe
@@ -354,22 +332,38 @@ def test_the_ranks_shares_of_experts_add_up(engine: Any, layout: str, base_model
     from vllm.lora.layers import FusedMoE3DWithLoRA
 
     gate, down, up = pairs_of(8, split_sizes(), rank=4)
-    if layout == "fused, shared":
+    if fusing == "fused, shared":
         up = replace(up, a=gate.a.clone())
     pairs, live = [gate, down, up], experts_of(engine)
-    fused = Fused(shared=layout != "fused", gate_rank=4)
+    fused = Fused(shared=fusing != "fused", gate_rank=4)
     found: dict[tuple[str, str], dict[Any, int]] = {}
-    for rank in (0, 1) if "parallel" in layout else (0,):
-        if layout == "tensor parallel":
-            layer = resized(live, tp_size=2, tp_rank=rank)
-        elif layout == "expert parallel":
-            layer = resized(live, experts=4, ep_rank=rank)
+    for parallel in LAYOUTS[layout]:
+        if fusing == "split":
+            layer, plan = resized(live, **parallel), slot_plan_moe.split
         else:
-            layer = resized(live, FusedMoE3DWithLoRA, base_model=base_model)
-        plan = slot_plan_moe.split if "parallel" in layout else slot_plan_moe.fused
+            layer = resized(live, FusedMoE3DWithLoRA, base_model=base_model, **parallel)
+            plan = slot_plan_moe.fused
         for pair, side, place, number in shares(layer, plan(layer, pairs), pairs, fused):
             assert found.setdefault((pair.name, side), {}).setdefault(place, number) == number
     for pair in pairs:
         for side, tensor in (("a", pair.a), ("b", pair.b * 2.5)):
             whole = int(part_fingerprint(tensor, (0, 0, 0), tensor.shape[1]))
             assert sum(found[pair.name, side].values()) % 2**64 == whole % 2**64, (pair.name, side)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_rank_reads_only_its_share_of_the_experts(engine: Any, layout: str) -> None:
+    from lorafleet_vllm.slot_plan import plan_layer
+
+    pairs, read, storages = pairs_of(8, split_sizes(), rank=8), [], set()
+    for parallel in LAYOUTS[layout]:
+        layer = plan_layer(resized(experts_of(engine), **parallel), pairs)
+        read.append(layer.nbytes)
+        sources = [piece.source for fill in layer.fills for piece in fill.pieces]
+        storages |= {source.untyped_storage().data_ptr() for source in sources}
+    gate, down, up = pairs
+    whole = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
+    # With tensor parallelism vLLM has gate's and up's A and down's B on every rank.
+    twice = gate.a.nbytes + up.a.nbytes + down.b.nbytes if layout == "tensor parallel" else 0
+    assert read == [(whole + twice) // len(read)] * len(read)
+    assert storages == {t.untyped_storage().data_ptr() for p in pairs for t in (p.a, p.b)}

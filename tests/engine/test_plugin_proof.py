@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from plugin_requests import ours
+from rank_layers import rank_of
 from slot_judge import judge
 
 if TYPE_CHECKING:
@@ -144,11 +144,13 @@ def test_values_in_a_module_that_the_adapter_does_not_touch_are_caught(engine: A
 
 
 def test_a_slot_overwritten_by_another_adapter_is_caught(engine: Any) -> None:
+    from lorafleet_vllm.slots import write_plan
+
     mine, others = stage(engine), stage(engine, seed=7)
     index = load(engine, 1, mine)
     load(engine, 2, others)
     assert index is not None
-    engine.residency.writer.write(engine.manager.get_adapter(2).plan, index)
+    write_plan(engine.manager.get_adapter(2).plan, index)
     assert "is not what was staged" in judge(engine, 1, mine)
     assert judge(engine, 2, others) == ""
 
@@ -162,43 +164,6 @@ def test_a_module_that_no_worker_shows_is_told(engine: Any) -> None:
 
 
 # -- tensor parallelism: real layers with the sizes that one rank of several has ----------------
-
-
-def rank_of(layer: Any, size: int, rank: int, *, fully: bool = False) -> Any:
-    """Return `layer` as rank `rank` of `size` has it, with slots of its own."""
-    from types import SimpleNamespace
-
-    from vllm.lora.layers import column_parallel_linear as column
-    from vllm.lora.layers import row_parallel_linear as row
-    from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
-
-    base = copy.copy(layer.base_layer)
-    base.__dict__ = dict(base.__dict__)
-    base.tp_size, base.tp_rank = size, rank
-    if isinstance(base, RowParallelLinear):
-        base.input_size_per_partition = base.input_size // size
-    else:
-        base.output_size_per_partition = base.output_size // size
-    if isinstance(base, QKVParallelLinear):
-        base.num_heads = base.total_num_heads // size
-        base.num_kv_heads = max(1, base.total_num_kv_heads // size)
-        base.num_kv_head_replicas = max(1, size // base.total_num_kv_heads)
-        heads = (base.num_heads, base.num_kv_heads, base.num_kv_heads)
-        base.output_sizes = [count * base.head_size * size for count in heads]
-    cls = type(layer)
-    if fully:
-        name = cls.__name__.replace("WithLoRA", "WithShardedLoRA")
-        cls = getattr(row if isinstance(base, RowParallelLinear) else column, name, cls)
-    made = cls.__new__(cls)
-    torch.nn.Module.__init__(made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "vllm.lora.layers.base_linear._get_lora_device", lambda _: torch.device("cpu")
-        )
-        made.__class__.__init__(made, base)
-    config = SimpleNamespace(max_lora_rank=8, lora_dtype=torch.bfloat16, fully_sharded_loras=fully)
-    made.create_lora_weights(2, config)
-    return made
 
 
 @pytest.mark.parametrize("fully", [False, True])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tiny_models
 from plugin_requests import load_for_step, ours, stock, stock_is_right
+from rank_layers import bytes_read, pairs_for, rank_of
 from slot_judge import judge
-from slot_probe import differing, snapshot, soil
+from slot_probe import differing, snapshot, soil, stacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -344,3 +345,55 @@ def test_the_profile_names_every_module_with_its_full_shape(engine: Any) -> None
     assert shapes == {**tiny_models.dense_modules(), **tiny_models.head_modules()}
     assert (profile.max_lora_rank, profile.max_loras, profile.max_cpu_loras) == (8, 2, 3)
     assert (profile.dtype, profile.vocab_size, profile.num_hidden_layers) == ("bfloat16", 512, 2)
+
+
+# -- tensor parallelism: what each rank reads ----------------------------------------------------
+
+COLUMNS, ROWS = ("self_attn.qkv_proj", "mlp.gate_up_proj"), ("self_attn.o_proj", "mlp.down_proj")
+
+
+@pytest.mark.parametrize("fully", [False, True])
+@pytest.mark.parametrize("wrapper", [*COLUMNS, *ROWS])
+def test_each_rank_reads_only_its_slice(engine: Any, wrapper: str, fully: bool) -> None:
+    from lorafleet_vllm.slot_plan import plan_slot
+
+    name = f"model.layers.1.{wrapper}"
+    pairs, layer = pairs_for(engine, name, rank=8), engine.manager.modules[name]
+    ranks = [rank_of(layer, 2, rank, fully=fully) for rank in (0, 1)]
+    read = [bytes_read(plan_slot({name: mine}, {name: pairs}), pairs) for mine in ranks]
+    a, b = (sum(getattr(pair, side).nbytes for pair in pairs) for side in "ab")
+    # What vLLM has on every rank is read by every rank: A of columns, B of rows.
+    twice = 0 if fully else a if wrapper in COLUMNS else b
+    assert read[0] == read[1] == (a + b + twice) // 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("wrapper", "kind"),
+    [
+        ("self_attn.qkv_proj", "QKVParallelLinearWithLoRA"),
+        ("mlp.gate_up_proj", "ColumnParallelLinearWithLoRA"),
+    ],
+)
+def test_one_pair_for_a_merged_layer_is_cut_as_vllm_cuts_it_without_a_copy(
+    engine: Any, wrapper: str, kind: str, rank: int
+) -> None:
+    import torch
+    from lorafleet_vllm.slot_factors import Pair
+    from lorafleet_vllm.slot_plan import plan_slot
+    from lorafleet_vllm.slots import write_plan
+    from vllm.lora import layers
+
+    name = f"model.layers.1.{wrapper}"
+    layer = rank_of(engine.manager.modules[name], 2, rank, cls=getattr(layers, kind))
+    outs = sum(pair.b.shape[0] for pair in pairs_for(engine, name))
+    a, b = torch.randn(6 * 256 + outs * 6).bfloat16().split([6 * 256, outs * 6])
+    pairs = [Pair(name, a.view(6, 256), b.view(outs, 6), (1.7,))]
+    plan = plan_slot({name: layer}, {name: pairs})
+    assert bytes_read(plan, pairs) == a.nbytes + b.nbytes // 2
+    for buffer in stacked(layer).values():
+        buffer.fill_(7)
+    write_plan(plan, 1)
+    found = {key: buffer[1].clone() for key, buffer in stacked(layer).items()}
+    layer.set_lora(1, pairs[0].a, pairs[0].b * 1.7)
+    assert differing(found, {key: buffer[1] for key, buffer in stacked(layer).items()}) == []

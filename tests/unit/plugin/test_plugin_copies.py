@@ -83,7 +83,7 @@ def is_right(fills: Sequence[Fill]) -> bool:
 
 def by_rows(target: torch.Tensor, source: torch.Tensor, rows: Pitched) -> None:
     """Copy as the driver's 2D copy does."""
-    for row in range(rows.count):
+    for row in range(rows.height):
         ctypes.memmove(
             target.data_ptr() + row * rows.target_pitch,
             source.data_ptr() + row * rows.source_pitch,
@@ -114,7 +114,7 @@ def test_one_call_copies_what_both_sides_have_in_rows(shape: Any, left: Any, rig
     if rows is None:
         assert None in (rows_of(target), rows_of(source)) or rows_of(target) != rows_of(source)
         return
-    assert rows.width * rows.count == source.nbytes
+    assert rows.width * rows.height == source.nbytes
     around = target._base if target._base is not None else target
     around.fill_(-1)
     by_rows(target, source, rows)
@@ -136,7 +136,7 @@ def test_one_call_copies_what_both_sides_have_in_rows(shape: Any, left: Any, rig
 def test_slices_of_ranks_are_evenly_spaced_rows(view: torch.Tensor, width: int, count: int) -> None:
     rows = rows_of(view)
     assert rows is not None
-    assert (rows.width, rows.count) == (width, count)
+    assert (rows.width, rows.height) == (width, count)
 
 
 def test_what_is_not_evenly_spaced_has_no_rows() -> None:
