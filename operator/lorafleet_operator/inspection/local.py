@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 300
 """Characters of a path that a message shows."""
+
+_MAX_LOOKED_AT = 10_000
+"""Entries of a folder that a better message is worth."""
 
 
 class LocalSource:
@@ -62,12 +67,27 @@ class LocalSource:
         """Return the folder, its own links resolved, and the name of the weights in it."""
         path = self._path
         if path.is_dir():
-            return _snapshot(path).resolve(), assemble.WEIGHTS
+            folder = _snapshot(path)
+            _check_config(folder)
+            return folder.resolve(), assemble.WEIGHTS
         if not path.exists() and not path.is_symlink():
             raise SourceNotFound(f"{self.uri} does not exist")
         # The link is kept: its name and folder are the adapter's, the blob's are not.
         name = assemble.WEIGHTS if path.name == bounds.CONFIG else path.name
         return path.parent.resolve(), name
+
+
+def _check_config(folder: Path) -> None:
+    """Raise SourceNotFound if only folders below have an adapter, as a trainer's checkpoints do."""
+    if os.path.lexists(folder / bounds.CONFIG):
+        return
+    below = [item.name for item in islice(folder.iterdir(), _MAX_LOOKED_AT)]
+    found = sorted(name for name in below if (folder / name / bounds.CONFIG).is_file())
+    if found:
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise SourceNotFound(
+            f"{bounds.CONFIG} not found in {folder}; there is one in {', '.join(found[:4])}{more}"
+        )
 
 
 def _snapshot(path: Path) -> Path:

@@ -8,10 +8,11 @@ from lorafleet.errors import (
     InvalidAdapter,
     LorafleetError,
     PathNotAllowed,
+    SourceChanged,
     SourceNotFound,
     TooLarge,
 )
-from lorafleet_operator.sources.assemble import resolve
+from lorafleet_operator.sources.assemble import named_file, resolve
 from lorafleet_operator.sources.base import ResolvedAdapter
 from lorafleet_operator.sources.bounds import SourceSettings
 from source_builders import CONFIG, MemoryTree, adapter, data_of, pattern, read_all, safetensors
@@ -113,6 +114,57 @@ async def test_limits_hold_before_anything_is_allocated() -> None:
         await resolve(MemoryTree(adapter()), small, allow_pickle=True)
     with pytest.raises(TooLarge, match="has 2 tensors, at most 1"):
         await resolve(MemoryTree(adapter()), SourceSettings(max_tensors=1), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "weights"),
+    [
+        ("", "", WEIGHTS),
+        ("a/b", "a/b", WEIGHTS),
+        ("a/checkpoint-5.5", "a/checkpoint-5.5", WEIGHTS),
+        (f"a/{WEIGHTS}", "a", WEIGHTS),
+        ("a/adapter_config.json", "a", WEIGHTS),
+        ("x.safetensors", "", "x.safetensors"),
+        ("a/adapter_model.bin", "a", "adapter_model.bin"),
+        ("a/adapter_model.pt", "a", "adapter_model.pt"),
+        (f"a/{INDEX}", "a", INDEX),
+        ("a/.safetensors", "a/.safetensors", WEIGHTS),
+    ],
+)
+def test_a_path_names_a_folder_or_a_file_of_it(path: str, folder: str, weights: str) -> None:
+    assert named_file(path) == (folder, weights)
+
+
+async def test_one_shard_is_not_an_adapter() -> None:
+    """It would load, and most of the adapter would be missing."""
+    files = {"adapter_config.json": CONFIG, "a-00001-of-00003.safetensors": adapter()[WEIGHTS]}
+    files["a-00001-of-00001.safetensors"] = adapter()[WEIGHTS]
+    tree, settings = MemoryTree(files), SourceSettings()
+    with pytest.raises(InvalidAdapter) as caught:
+        await resolve(
+            tree, settings, allow_pickle=False, weights_name="a-00001-of-00003.safetensors"
+        )
+    assert (
+        str(caught.value)
+        == "a-00001-of-00003.safetensors in memory://adapter is one of 3 shards; name their folder"
+    )
+    name = "a-00001-of-00001.safetensors"
+    assert await resolve(tree, settings, allow_pickle=False, weights_name=name)
+
+
+async def test_files_of_two_versions_are_never_one_adapter() -> None:
+    for name in ("adapter_config.json", INDEX):
+        tree = MemoryTree(sharded())
+        found = await resolve(tree, SourceSettings(), allow_pickle=False)
+        await read_all(found)
+        await found.confirm()
+        tree.files[name] += b" "
+        with pytest.raises(SourceChanged) as caught:
+            await found.confirm()
+        assert str(caught.value) == f"{name} in memory://adapter: changed since it was resolved"
+        del tree.files[name]
+        with pytest.raises(SourceChanged):
+            await found.confirm()
 
 
 def sharded() -> dict[str, bytes]:

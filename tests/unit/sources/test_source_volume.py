@@ -100,6 +100,52 @@ async def test_links_that_a_copy_wrote_out_as_text_are_links(claim: Path) -> Non
     assert "out of the volume" in await refused(claim, PathNotAllowed, "snapshots/0123abcd")
 
 
+async def test_a_cache_of_the_hub_is_read_at_its_main_branch(claim: Path) -> None:
+    files, commit = adapter(), "0123abcd" * 5
+    cache = claim / "models--org--sql"
+    write(cache / "blobs", {"c0ffee": files[WEIGHTS], "feed": files["adapter_config.json"]})
+    snapshot = cache / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / WEIGHTS).symlink_to("../../blobs/c0ffee")
+    (snapshot / "adapter_config.json").symlink_to("../../blobs/feed")
+    write(cache / "refs", {"main": commit.encode()})
+    found = await resolved(claim, "models--org--sql")
+    assert found.uri == f"pvc://team-a/models/models--org--sql/snapshots/{commit}"
+    assert await read_all(found) == data_of(files[WEIGHTS])
+    await found.confirm()
+    for wrong in (b"../../../other", b"", b"x" * 1000, b"0123abcd/../.."):
+        write(cache / "refs", {"main": wrong})
+        assert (
+            await refused(claim, SourceNotFound, "models--org--sql")
+            == "adapter_config.json not found in pvc://team-a/models/models--org--sql"
+        )
+    write(cache / "refs", {"main": b"feedface"})
+    text = await refused(claim, SourceNotFound, "models--org--sql")
+    assert text.endswith("/snapshots/feedface")
+
+
+async def test_the_path_may_name_the_weights_file(claim: Path) -> None:
+    files = adapter()
+    write(claim / "sql", {"adapter_config.json": files["adapter_config.json"]})
+    write(claim / "sql", {"my lora.safetensors": files[WEIGHTS]})
+    found = await resolved(claim, "sql/my lora.safetensors")
+    assert await read_all(found) == data_of(files[WEIGHTS])
+    assert found.uri == "pvc://team-a/models/sql"
+    text = await refused(claim, SourceNotFound, "sql/other.safetensors")
+    assert text == "no other.safetensors in pvc://team-a/models/sql"
+
+
+async def test_a_config_that_is_replaced_while_the_weights_are_read_is_noticed(claim: Path) -> None:
+    write(claim / "sql", adapter())
+    found = await resolved(claim)
+    await read_all(found)
+    await found.confirm()
+    write(claim / "new", {"adapter_config.json": b"{}"})
+    (claim / "new" / "adapter_config.json").replace(claim / "sql" / "adapter_config.json")
+    with pytest.raises(SourceChanged, match=r"^adapter_config\.json in pvc://team-a/models/sql: "):
+        await found.confirm()
+
+
 async def test_a_dangling_link_names_its_target(claim: Path) -> None:
     write(claim / "sql", {"adapter_config.json": b"{}"})
     (claim / "sql" / WEIGHTS).symlink_to("../blobs/feedface")
