@@ -72,10 +72,19 @@ WORKER_SIDE = (
         "MergedColumnParallelLinearWithLoRA.expand_packed_lora",
         ("lora_a", "lora_b"),
     ),
+    Wanted("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("tags",)),
     # What the proof reads slots by.
     Wanted("vllm.model_executor.models.utils", "WeightsMapper._map_name", ("key",)),
     Wanted(_LINEAR, "QKVParallelLinear._get_shard_offset_mapping", ("loaded_shard_id",)),
     Wanted(_LINEAR, "QKVParallelLinear._get_shard_size_mapping", ("loaded_shard_id",)),
+)
+
+# What the gate needs; without it a step waits for the slots that it uses, as in stock vLLM.
+CORE_SIDE = (
+    Wanted("vllm.v1.engine.core", "EngineCore.add_request", ("request",)),
+    Wanted("vllm.v1.core.sched.scheduler", "Scheduler.schedule", ()),
+    Wanted("vllm.v1.core.sched.request_queue", "RequestQueue.prepend_request", ("request",)),
+    Wanted("vllm.v1.core.sched.request_queue", "RequestQueue.remove_requests", ("requests",)),
 )
 
 API_SIDE = (

@@ -19,9 +19,9 @@ from vllm.lora.request import LoRARequest
 
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
-from lorafleet_vllm.proof_check import Verdict
 from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
+from lorafleet_vllm.turns import bring_in, judge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
 _IDLE_SECONDS = 30.0  # how old the workers' memory figures may get while nothing happens
-_LAYERS_AT_A_TIME = 4  # of a proof, between two steps
-_TRIES = 3
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -234,7 +232,7 @@ class Control:
             lora_path=self._volume.lora_path(RevisionPath(hex_digest, loader)),
         )
         try:
-            await self._engine.add_lora(request)
+            await bring_in(self._read_workers, request)
         except BaseException as error:
             # One tensor-parallel rank may have refused what the others have loaded by now.
             await asyncio.shield(self._forget(lora_int_id))
@@ -261,37 +259,13 @@ class Control:
         start = time.perf_counter()
         async with self._change():
             loaded.verified = False
-            modules, line = await self._judge(loaded)
+            hex_digest = loaded.digest.removeprefix("sha256:")
+            file = self._volume.revision_directory(hex_digest) / "revision.json"
+            modules, line = await judge(self._read_workers, loaded.request, file)
             if line:
                 raise Refused(f"adapter {loaded.request.lora_name}: {line}")
             loaded.verified = True
         return {"verified": True, "modules": modules, "seconds": time.perf_counter() - start}
-
-    async def _judge(self, loaded: Loaded) -> tuple[int, str]:
-        hex_digest = loaded.digest.removeprefix("sha256:")
-        file = self._volume.revision_directory(hex_digest) / "revision.json"
-        try:
-            verdict = await asyncio.to_thread(Verdict, file)
-        except (OSError, ValueError, KeyError) as error:
-            return 0, f"revision.json cannot be read: {error}"
-        layers, position, again = 1, 0, _TRIES
-        await self._engine.add_lora(loaded.request)  # it may have been evicted
-        while position < layers and not verdict.line:
-            span = (loaded.request.lora_int_id, position, position + _LAYERS_AT_A_TIME)
-            evidence = await self._read_workers("lorafleet_evidence", *span)
-            refused = next((each["error"] for each in evidence if "error" in each), "")
-            if refused and again:
-                again -= 1  # steps that ran in between may have evicted it
-                await self._engine.add_lora(loaded.request)
-                continue
-            if refused:
-                return 0, refused
-            verdict.add(evidence)
-            layers = max(each["layers"] for each in evidence)
-            position += _LAYERS_AT_A_TIME
-        if not verdict.line:
-            verdict.finish()
-        return verdict.modules, verdict.line
 
     def publish(self, served_name: str, lora_int_id: int) -> dict[str, Any]:
         """Let `served_name` mean the revision from the next look-up on."""
@@ -323,7 +297,7 @@ class Control:
         async with self._change():
             try:
                 if pinned:
-                    await self._engine.add_lora(loaded.request)  # it may have been evicted
+                    await bring_in(self._read_workers, loaded.request)  # it may be evicted
                 await self._ask("lorafleet_pin", lora_int_id, pinned)
             except Exception as error:
                 raise Refused(_reason(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,24 +12,31 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import PackedLoRALayerWeights
 
 from lorafleet_vllm.slot_factors import Pair, Parts
-from lorafleet_vllm.slot_plan import plan_slot
+from lorafleet_vllm.slot_plan import plan_layer
+from lorafleet_vllm.slots import SlotPlan, grouped
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from lorafleet_vllm.arena_map import ArenaMap
     from lorafleet_vllm.revision import ModuleTensors, Revision
-    from lorafleet_vllm.slots import SlotPlan
     from lorafleet_vllm.targets import Target
 
 
 class ReadyModel(LoRAModel):  # type: ignore[misc]  # vLLM is untyped
-    """A LoRAModel that vLLM must neither merge, scale nor pin: it is registered as it is."""
+    """A LoRAModel that vLLM must neither merge, scale nor pin: it is registered as it is.
+
+    `plan` fills a slot with it.
+    """
+
+    plan: SlotPlan
 
 
 class DirectModel(ReadyModel):
     """A revision in the arena, in vLLM's packed form.
 
     Its tensors are read-only views whose scaling stands beside them: `optimize()`, which scales in
-    place, must never be called on them. `plan` fills a slot.
+    place, must never be called on them.
     """
 
     def __init__(self, lora_int_id: int, rank: int, parts: dict[str, Parts], plan: SlotPlan):
@@ -42,20 +50,30 @@ def build(
     arena: ArenaMap,
     targets: dict[str, Target],
     modules: dict[str, Any],
-) -> DirectModel:
-    """Return the revision as vLLM's packed model, without a copy.
+) -> Generator[None, None, DirectModel]:
+    """Return the revision as vLLM's packed model, without a copy; yields after each small part.
 
     Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own: an
     adapter that is returned fits, so that filling a slot later can't fail for its sake.
     """
     parts: dict[str, Parts] = {}
+    widths = Counter(target.wrapper for target in targets.values())
     for tensors in revision.modules:
         target = find_target(tensors, targets)
-        siblings = parts.setdefault(target.wrapper, _empty(target, targets))
+        siblings = parts.setdefault(target.wrapper, [None] * widths[target.wrapper])
         siblings[target.part] = pair_of(tensors, revision, arena)
+        yield
     if not parts:
         raise InvalidAdapter(f"{revision.digest}: no LoRA tensors match the engine")
-    return DirectModel(lora_int_id, revision.rank, parts, plan_slot(modules, parts))
+    layers = []
+    for wrapper, layer in modules.items():
+        layers.append(plan_layer(layer, parts.get(wrapper, [])))
+        yield
+    groups = []
+    for group in grouped(layers):
+        groups.append(group)
+        yield
+    return DirectModel(lora_int_id, revision.rank, parts, SlotPlan(tuple(groups)))
 
 
 def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair:
@@ -65,7 +83,7 @@ def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair
         arena.view(revision.data_offset + extent.offset, extent.shape, dtype)
         for extent in (tensors.a, tensors.b)
     )
-    return Pair(tensors.name, a, b, tensors.scaling)
+    return Pair(tensors.name, a, b, tensors.scaling, tensors.proof[0])
 
 
 def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
@@ -87,10 +105,6 @@ def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
             f"{tensors.name}: lora_B has shape {list(tensors.b.shape)}, expected {list(wanted_b)}"
         )
     return target
-
-
-def _empty(target: Target, targets: dict[str, Target]) -> Parts:
-    return [None] * sum(other.wrapper == target.wrapper for other in targets.values())
 
 
 def _packed(wrapper: str, parts: Parts) -> PackedLoRALayerWeights:

@@ -1,7 +1,8 @@
 """Every attribute that the plugin assigns on vLLM's classes. Nothing else patches.
 
 Worker side: the LoRA managers hand adapters of ours to `Residency`, all others go on to vLLM's own
-method. API side: the table of served names and the control socket. Both managers are wrapped:
+method. Engine core: the scheduler holds back requests of adapters that have no slot yet. API side:
+the table of served names and the control socket. Both managers are wrapped:
 `LRUCacheWorkerLoRAManager.add_adapter` does not call its parent's.
 """
 
@@ -31,6 +32,7 @@ def apply() -> str:
         _log.warning("lorafleet: the plugin is inactive: %s", reason)
     else:
         _patch_workers()
+        _patch_core()
     _patch_api_server(reason)
     return reason
 
@@ -57,6 +59,7 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 def _patch_workers() -> None:
     from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager, WorkerLoRAManager
+    from vllm.v1.worker.gpu_worker import Worker
     from vllm.v1.worker.worker_base import WorkerBase
 
     from lorafleet_vllm import worker_calls
@@ -71,7 +74,11 @@ def _patch_workers() -> None:
     _wrap(LoRAModelManager, "activate_adapter", _activate_adapter)
     _wrap(LRUCacheLoRAModelManager, "activate_adapter", _count_slot_eviction)
     _wrap(LRUCacheLoRAModelManager, "remove_oldest_adapter", _count_eviction)
+    _wrap(Worker, "wake_up", _wake_up)
     for call in (
+        worker_calls.lorafleet_begin,
+        worker_calls.lorafleet_progress,
+        worker_calls.lorafleet_fetch,
         worker_calls.lorafleet_stats,
         worker_calls.lorafleet_profile,
         worker_calls.lorafleet_pin,
@@ -197,6 +204,51 @@ def _count_eviction(original: Any) -> Any:
         return bool(result)
 
     return remove_oldest_adapter
+
+
+def _wake_up(original: Any) -> Any:
+    def wake_up(self: Any, tags: Any = None) -> None:
+        original(self, tags)
+        residency = _residency(getattr(self.model_runner, "lora_manager", None))
+        if residency is not None and (tags is None or "weights" in tags):
+            residency.refill()
+
+    return wake_up
+
+
+def _patch_core() -> None:
+    reason = compat.check(vllm.__version__, compat.CORE_SIDE)
+    if reason != compat.OK:
+        _log.warning("lorafleet: steps wait for slots that are being filled: %s", reason)
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+
+    # Its own __init__ may be running: it is what loads the plugins in a fresh process.
+    _wrap(EngineCore, "add_request", _add_request)
+    _wrap(Scheduler, "schedule", _schedule)
+
+
+def _add_request(original: Any) -> Any:
+    def add_request(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self.scheduler, "lorafleet_gate"):
+            from lorafleet_vllm.gate import make_gate
+
+            self.scheduler.lorafleet_gate = make_gate(self, volume_from_environment())
+        original(self, *args, **kwargs)
+
+    return add_request
+
+
+def _schedule(original: Any) -> Any:
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        gate = getattr(self, "lorafleet_gate", None)
+        if gate is None:
+            return original(self, *args, **kwargs)
+        with gate.holding(self):
+            return original(self, *args, **kwargs)
+
+    return schedule
 
 
 def _patch_api_server(reason: str) -> None:

@@ -140,7 +140,7 @@ def _layer(residency: Residency, lora_int_id: int, known: Known, wrapper: str) -
     manager = residency.manager
     layer = manager.modules[wrapper]
     if lora_int_id in manager.lora_index_to_id:
-        residency.wait_for_slot(lora_int_id)
+        residency.fills.need(lora_int_id)
         return layer, manager.lora_index_to_id.index(lora_int_id)
     scratch = _scratch(layer)
     model = known.model or manager._registered_adapters.cache.get(lora_int_id)

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from lorafleet_vllm.direct import ReadyModel
 from lorafleet_vllm.host_store import HostEntry
+from lorafleet_vllm.slot_factors import Pair
+from lorafleet_vllm.slot_plan import plan_slot
 from lorafleet_vllm.tensor_tree import model_tensors
 
 if TYPE_CHECKING:
     import torch
+
+    from lorafleet_vllm.slot_factors import Parts
 
 
 class OffloadedModel(ReadyModel):
@@ -22,10 +26,23 @@ def entry_of(model: Any, source: dict[str, torch.Tensor] | None = None) -> HostE
     return HostEntry(model.rank, dict(model.loras), list(model_tensors(model)), source or {})
 
 
-def rebuild(lora_int_id: int, entry: HostEntry) -> OffloadedModel:
+def rebuild(lora_int_id: int, entry: HostEntry, modules: dict[str, Any]) -> OffloadedModel:
     """Return the adapter again, its tensors shared with `entry`: no copy, no pinning.
 
-    The weights were scaled when they were first packed; as a ReadyModel they are not again.
+    The weights were scaled when they were first packed; as a ReadyModel they are not again. The
+    slot is filled by the same loop as that of `direct`.
     """
     loras = {name: copy.copy(weights) for name, weights in entry.loras.items()}
-    return OffloadedModel(lora_int_id, entry.rank, loras)
+    model = OffloadedModel(lora_int_id, entry.rank, loras)
+    model.plan = plan_slot(modules, {name: _parts(name, loras[name]) for name in loras})
+    return model
+
+
+def _parts(name: str, weights: Any) -> Parts:
+    """Return packed weights as pairs of scaling one; vLLM leaves gaps where a part is missing."""
+    if not isinstance(weights.lora_a, list | tuple):
+        return [Pair(name, weights.lora_a, weights.lora_b, (1.0,))]
+    return [
+        None if a is None or b is None else Pair(name, a, b, (1.0,))
+        for a, b in zip(weights.lora_a, weights.lora_b, strict=True)
+    ]

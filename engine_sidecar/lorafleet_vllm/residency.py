@@ -7,6 +7,7 @@ leaves nothing half-registered: the new id is gone, its slot empty, all others a
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,19 +17,22 @@ from lorafleet.errors import EngineRejected, LorafleetError
 
 from lorafleet_vllm import device_loader, direct
 from lorafleet_vllm.arena_map import Arena
+from lorafleet_vllm.background import Background
+from lorafleet_vllm.fills import SlotFills
 from lorafleet_vllm.host_store import HostStore
 from lorafleet_vllm.offload import offload, total_bytes
 from lorafleet_vllm.rebuild import entry_of, rebuild
 from lorafleet_vllm.revision import Revision, read_revision
 from lorafleet_vllm.settings import RevisionPath, Volume, offload_budget
 from lorafleet_vllm.slot_plan import empty_plan, slot_tensors
-from lorafleet_vllm.slots import SlotWriter
 from lorafleet_vllm.stats import WorkerStats
 from lorafleet_vllm.targets import read_targets
 from lorafleet_vllm.tensor_tree import model_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+    from vllm.lora.lora_model import LoRAModel
 
     from lorafleet_vllm.device_loader import DeviceModule
 
@@ -60,12 +64,13 @@ class Residency:
         self.arena.prepare()
         self.targets = read_targets(manager)
         self.stats = WorkerStats()
-        self.writer = SlotWriter(self.device)
+        self.fills = SlotFills(self.device)
         budget = volume.arena.stat().st_size if volume.arena.exists() else 0
         self.store = HostStore(offload_budget(default=budget))
         self.known: dict[int, Known] = {}
         self.in_step = False
-        self._due: dict[int, torch.cuda.Event] = {}
+        self.in_parts = False  # whoever drives gives fills their time
+        self.background = Background(self)
 
     def is_ours(self, request: Any) -> bool:
         """Whether `request` (a LoRARequest) names a revision on our volume."""
@@ -86,7 +91,7 @@ class Residency:
     # -- in -----------------------------------------------------------------------------------
 
     def add(self, request: Any, staged: Sequence[DeviceModule] = ()) -> bool:
-        """Make the adapter of `request` resident; True as vLLM's add_adapter has it.
+        """Make the adapter of `request` resident at once; True as vLLM's add_adapter has it.
 
         Inside a step it also gets a slot. Outside it gets one only if one is free: nobody's slot
         is taken before a request needs it. `staged` are tensors born on the device, for an adapter
@@ -96,46 +101,70 @@ class Residency:
         if lora_int_id in self.manager._registered_adapters:
             self.manager.get_adapter(lora_int_id)  # touches its place in the LRU order
             self._take_slot(lora_int_id)
-            return True
+        else:
+            exhaust(self.bring_in(request, staged))
+        return True
+
+    def bring_in(
+        self, request: Any, staged: Sequence[DeviceModule] = ()
+    ) -> Generator[None, None, None]:
+        """Make the adapter of `request` resident, as `add` has it; yields after each small part.
+
+        Raises EngineRejected, with everything else as it was; nothing is registered before the end.
+        """
+        lora_int_id = request.lora_int_id
         again = lora_int_id in self.known
         try:
+            model = yield from self.stats.timed_parts(
+                "rebuild" if again else "build", self._build(request, staged)
+            )
+            if lora_int_id in self.manager._registered_adapters:
+                return  # a step needed it meanwhile
             with self.stats.device_memory(self.device):
-                self._bring_in(lora_int_id, self.load(request, staged), staged)
+                self._register(lora_int_id, model, staged)
         except Exception as error:
-            self.stats.refused += 1
-            self._undo(lora_int_id)
-            if not again:
-                self.forget(lora_int_id)
-            raise EngineRejected(f"adapter {request.lora_name}: {_text(error)}") from error
+            raise self.undone(request, error, forget=not again) from error
         if again:
             self.stats.rebuilds += 1
         else:
             self.stats.loads += 1
         if self.known[lora_int_id].pinned:
             self.manager._registered_adapters.pin(lora_int_id)
-        return True
 
-    def load(self, request: Any, staged: Sequence[DeviceModule] = ()) -> Any:
+    def undone(self, request: Any, error: Exception, *, forget: bool) -> EngineRejected:
+        """Take an adapter that failed back out; returns what is to be said of it."""
+        self.stats.refused += 1
+        self._undo(request.lora_int_id)
+        if forget:
+            self.forget(request.lora_int_id)
+        return EngineRejected(f"adapter {request.lora_name}: {_text(error)}")
+
+    def load(self, request: Any) -> Any:
         """Return the LoRAModel of `request`, for the first time or again; registers nothing."""
+        return exhaust(self._build(request, ()))
+
+    def _build(
+        self, request: Any, staged: Sequence[DeviceModule]
+    ) -> Generator[None, None, LoRAModel]:
         known = self.known.get(request.lora_int_id)
-        if known is not None:
-            with self.stats.timed("rebuild"):
-                return self._model(request.lora_int_id, known, ())
-        path = self.volume.revision_of(request.lora_path)
-        assert path is not None, request.lora_path
-        with self.stats.timed("build"):
+        if known is None:
+            path = self.volume.revision_of(request.lora_path)
+            assert path is not None, request.lora_path
             revision = None
             if not staged:
                 revision = read_revision(self.volume.revision_directory(path.hex))
+                yield
             known = Known(request.lora_name, path, revision)
-            model = self._model(request.lora_int_id, known, staged)
+        model = yield from self._model(request.lora_int_id, known, staged)
         self.known[request.lora_int_id] = known
         return model
 
-    def _model(self, lora_int_id: int, known: Known, staged: Iterable[DeviceModule]) -> Any:
+    def _model(
+        self, lora_int_id: int, known: Known, staged: Iterable[DeviceModule]
+    ) -> Generator[None, None, LoRAModel]:
         if known.path.loader == "direct" and known.revision is not None:
             if known.model is None:
-                known.model = direct.build(
+                known.model = yield from direct.build(
                     lora_int_id,
                     known.revision,
                     self.arena.current(),
@@ -145,14 +174,14 @@ class Residency:
             return known.model
         entry = self.store.get(lora_int_id)
         if entry is not None:
-            return rebuild(lora_int_id, entry)
+            return rebuild(lora_int_id, entry, self.manager.modules)
         if known.revision is not None:
             staged = device_loader.from_arena(
                 known.revision, self.arena.current(), self.targets, self.device
             )
         return device_loader.build(lora_int_id, list(staged), self.manager, self.device)
 
-    def _bring_in(self, lora_int_id: int, model: Any, staged: Sequence[DeviceModule]) -> None:
+    def _register(self, lora_int_id: int, model: Any, staged: Sequence[DeviceModule]) -> None:
         manager = self.manager
         while len(manager) + 1 > manager.capacity and hasattr(manager, "remove_oldest_adapter"):
             manager.remove_oldest_adapter()
@@ -179,11 +208,11 @@ class Residency:
     # -- slots --------------------------------------------------------------------------------
 
     def activate(self, lora_int_id: int, original: Callable[[Any, int], bool]) -> bool:
-        """Give a registered adapter a slot: a DirectModel by its plan, others by vLLM's `original`."""
+        """Give a registered adapter a slot: ours by its plan, others by vLLM's `original`."""
         manager = self.manager
         model = manager._registered_adapters.get(lora_int_id)
-        if not isinstance(model, direct.DirectModel):
-            self.writer.join()  # vLLM writes on its own stream: our writes to the slot come first
+        if not isinstance(model, direct.ReadyModel):
+            self.fills.join()  # vLLM writes on its own stream: our writes to the slot come first
             return original(manager, lora_int_id)
         if lora_int_id in manager._active_adapters:
             return False
@@ -192,12 +221,28 @@ class Residency:
         index = manager.lora_index_to_id.index(None)
         manager._active_adapters[lora_int_id] = None
         manager.lora_index_to_id[index] = lora_int_id
-        with self.stats.timed("fill"):
-            event = self.writer.write(model.plan, index)
-        if event is not None:
-            self._due[lora_int_id] = event
+        self.fills.start(lora_int_id, model.plan, index)
+        if not self.in_parts:
+            self.fill(lora_int_id)
         self.stats.activations += 1
         return True
+
+    def fill(self, lora_int_id: int, until: float = math.inf) -> bool:
+        """Enqueue more of the adapter's fill until time.perf_counter() passes `until`.
+
+        Returns whether all of it is enqueued now.
+        """
+        with self.stats.timed("fill"), self.stats.device_memory(self.device, more=True):
+            return self.fills.advance(lora_int_id, until)
+
+    def refill(self) -> None:
+        """Write every slot again: the device memory behind them was taken away meanwhile."""
+        manager = self.manager
+        for lora_int_id in list(manager._active_adapters):
+            manager.deactivate_adapter(lora_int_id)
+            manager.activate_adapter(lora_int_id)
+            self.fills.need(lora_int_id)
+        self.stats.refills += 1
 
     @contextmanager
     def step(self, requests: Iterable[Any]) -> Iterator[None]:
@@ -207,24 +252,35 @@ class Residency:
         never evicts another. Afterwards the step waits, on the device, for the slots that it uses.
         """
         ids = [request.lora_int_id for request in requests if request]
-        for lora_int_id in ids:
-            self.manager._registered_adapters.touch(lora_int_id)
-            self.manager._active_adapters.touch(lora_int_id)
+        self.touch(ids)
         self.in_step = True
         try:
             yield
         finally:
             self.in_step = False
         for lora_int_id in ids:
-            event = self._due.pop(lora_int_id, None)
-            if event is not None:
-                torch.cuda.current_stream(self.device).wait_event(event)
+            self.fills.need(lora_int_id)
 
-    def wait_for_slot(self, lora_int_id: int) -> None:
-        """Make the device wait for a slot that is still being filled, before it reads it."""
-        event = self._due.get(lora_int_id)
-        if event is not None:
-            torch.cuda.current_stream(self.device).wait_event(event)
+    @contextmanager
+    def parts(self) -> Iterator[None]:
+        """Surround work whose fills are only started: whoever drives goes on with them."""
+        self.in_parts = True
+        try:
+            yield
+        finally:
+            self.in_parts = False
+
+    def touch(self, lora_int_ids: Iterable[int]) -> None:
+        """Count adapters as just used, in both tiers, where they are in them."""
+        for tier in (self.manager._registered_adapters, self.manager._active_adapters):
+            for lora_int_id in lora_int_ids:
+                if lora_int_id in tier:
+                    tier.touch(lora_int_id)
+
+    def ready(self) -> list[int]:
+        """Return the adapters whose slots are complete."""
+        slots = self.manager.lora_index_to_id
+        return [each for each in slots if each is not None and self.fills.ready(each)]
 
     def _undo(self, lora_int_id: int) -> None:
         manager = self.manager
@@ -232,12 +288,12 @@ class Residency:
         if lora_int_id in manager.lora_index_to_id:
             index = manager.lora_index_to_id.index(lora_int_id)
         manager.remove_adapter(lora_int_id)
-        self._due.pop(lora_int_id, None)
+        self.fills.drop(lora_int_id)
         if index is None:
             return
         try:
-            self.writer.write(empty_plan(manager.modules), index)
-            self.writer.join()
+            self.fills.start(lora_int_id, empty_plan(manager.modules), index)
+            self.fills.need(lora_int_id)
         except Exception:
             # The slot is free either way, and whoever gets it next writes all of it.
             _log.exception("lorafleet: slot %d could not be cleared", index)
@@ -252,7 +308,7 @@ class Residency:
     def forget(self, lora_int_id: int) -> bool:
         """Drop everything kept for a rebuild of `lora_int_id`."""
         self.store.drop(lora_int_id)
-        self._due.pop(lora_int_id, None)
+        self.fills.drop(lora_int_id)
         return self.known.pop(lora_int_id, None) is not None
 
     def pin(self, lora_int_id: int, pinned: bool) -> None:
@@ -302,6 +358,15 @@ class Residency:
             "registered_host_bytes": self.arena.registered_bytes,
             "pinned_host_bytes": total_bytes([*offloaded, *self.store.tensors()]),
         }
+
+
+def exhaust(parts: Generator[None, None, Any]) -> Any:
+    """Run a piece of work that is done in parts to its end; returns its result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as stop:
+            return stop.value
 
 
 def _text(error: Exception) -> str:

@@ -7,14 +7,15 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 _PAGE = 4096
+T = TypeVar("T")
 
 
 @dataclass
@@ -23,7 +24,7 @@ class WorkerStats:
 
     `loads` counts first loads, `rebuilds` loads of an id that was loaded before, `evictions`
     adapters that LRU dropped from the host tier, `slot_evictions` those that it dropped from a
-    slot. `temporary_*` are of the last load or rebuild: memory above the slots at its peak, and
+    slot, `refills` how often all slots were written again after the engine slept. `temporary_*` are of the last load or rebuild: memory above the slots at its peak, and
     what of it stayed.
     """
 
@@ -33,6 +34,7 @@ class WorkerStats:
     slot_evictions: int = 0
     activations: int = 0
     offloads: int = 0
+    refills: int = 0
     refused: int = 0
     temporary_peak_bytes: int = 0
     temporary_kept_bytes: int = 0
@@ -47,9 +49,20 @@ class WorkerStats:
         finally:
             self.seconds[phase] += time.perf_counter() - start  # type: ignore[assignment]
 
+    def timed_parts(self, phase: str, parts: Generator[None, None, T]) -> Generator[None, None, T]:
+        """Add the seconds of `parts` to `phase`, without those of whoever runs in between."""
+        while True:
+            with self.timed(phase):
+                try:
+                    next(parts)
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+            yield
+
     @contextmanager
-    def device_memory(self, device: torch.device) -> Iterator[None]:
-        """Measure the temporary device memory of the block."""
+    def device_memory(self, device: torch.device, *, more: bool = False) -> Iterator[None]:
+        """Measure the temporary device memory of the block; with `more`, of the same load."""
         if device.type != "cuda":
             yield
             return
@@ -58,9 +71,10 @@ class WorkerStats:
         try:
             yield
         finally:
-            peak = torch.cuda.max_memory_allocated(device)
-            self.temporary_peak_bytes = peak - before
-            self.temporary_kept_bytes = max(torch.cuda.memory_allocated(device) - before, 0)
+            peak = torch.cuda.max_memory_allocated(device) - before
+            kept = max(torch.cuda.memory_allocated(device) - before, 0)
+            self.temporary_peak_bytes = max(peak, self.temporary_peak_bytes if more else 0)
+            self.temporary_kept_bytes = kept + (self.temporary_kept_bytes if more else 0)
 
     def to_dict(self, device: torch.device) -> dict[str, Any]:
         """Return the counters and the process's memory as plain numbers."""

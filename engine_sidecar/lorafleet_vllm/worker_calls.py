@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from lorafleet.errors import EngineRejected
+from vllm.lora.request import LoRARequest
 
 from lorafleet_vllm.proof import evidence
 from lorafleet_vllm.residency import Residency
@@ -32,6 +33,35 @@ def lorafleet_profile(worker: Any) -> str:
     if residency is None:
         return json.dumps({"inactive": _reason(worker)})
     return read_profile(worker.vllm_config, residency).to_json()
+
+
+def lorafleet_begin(worker: Any, lora_int_id: int, name: str, path: str) -> str:
+    """Start to bring an adapter in beside the steps; `lorafleet_progress` goes on with it."""
+    residency = residency_of(worker)
+    if residency is None:
+        return json.dumps({"inactive": _reason(worker)})
+    residency.background.begin(LoRARequest(name, lora_int_id, path))
+    return "{}"
+
+
+def lorafleet_progress(worker: Any, lora_int_id: int) -> str:
+    """Go on for a slice. Returns `done`, and `error` (empty unless the adapter was refused)."""
+    residency = residency_of(worker)
+    if residency is None:
+        return json.dumps({"inactive": _reason(worker), "done": True, "error": _reason(worker)})
+    return json.dumps(residency.background.progress(lora_int_id))
+
+
+def lorafleet_fetch(worker: Any, wanted: list[tuple[int, str, str]], needed: list[int]) -> str:
+    """Go on for a slice with bringing `wanted` (id, name, path) into slots.
+
+    Returns the adapters whose slots are complete (`ready`) and those that failed (`failed`).
+    """
+    residency = residency_of(worker)
+    if residency is None:
+        return json.dumps({"ready": [], "failed": [lora_int_id for lora_int_id, _, _ in wanted]})
+    requests = [LoRARequest(name, lora_int_id, path) for lora_int_id, name, path in wanted]
+    return json.dumps(residency.background.fetch(requests, needed))
 
 
 def lorafleet_pin(worker: Any, lora_int_id: int, pinned: bool) -> str:

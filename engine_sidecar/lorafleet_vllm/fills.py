@@ -1,0 +1,101 @@
+"""Fills of slots in progress: a few layers at a time, on a stream of their own, beside the steps.
+
+Enqueueing the copies of a large adapter takes the host milliseconds, and the copies take the bus a
+tenth of a second: neither may stand between two decode steps of others. A fill is a list of layers
+that goes on whenever somebody gives it time; a step that needs the slot at once finishes it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from lorafleet_vllm.slots import write_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lorafleet_vllm.slots import LayerFill, SlotPlan
+
+
+@dataclass
+class _Fill:
+    """One slot's fill: the layers that are still to be enqueued, and the event behind the last."""
+
+    index: int
+    layers: Iterator[LayerFill]
+    enqueued: bool = False
+    event: torch.cuda.Event | None = None
+
+
+class SlotFills:
+    """The fills of one worker, by lora_int_id, the oldest first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._fills: dict[int, _Fill] = {}
+
+    def start(self, lora_int_id: int, plan: SlotPlan, index: int) -> None:
+        """Begin to write `plan` into slot `index`; whatever was on its way into it is dropped."""
+        for other, fill in list(self._fills.items()):
+            if fill.index == index:
+                del self._fills[other]
+        if self._stream is not None:
+            # Steps that were launched before may still read what the slot held until now.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._fills[lora_int_id] = _Fill(index, iter(plan.layers))
+
+    def unfinished(self) -> list[int]:
+        """Return the adapters of which layers are still to be enqueued, the oldest first."""
+        return [lora_int_id for lora_int_id, fill in self._fills.items() if not fill.enqueued]
+
+    def advance(self, lora_int_id: int, until: float) -> bool:
+        """Enqueue layers, at least one, until time.perf_counter() passes `until`.
+
+        Returns whether all of them are enqueued now.
+        """
+        fill = self._fills[lora_int_id]
+        with torch.cuda.stream(self._stream):
+            for layer in fill.layers:
+                write_layer(layer, fill.index)
+                if time.perf_counter() >= until:
+                    return False
+            fill.enqueued = True
+            if self._stream is not None:
+                fill.event = torch.cuda.Event()
+                fill.event.record(self._stream)
+        return True
+
+    def ready(self, lora_int_id: int) -> bool:
+        """Whether the slot holds all of the adapter by now."""
+        fill = self._fills.get(lora_int_id)
+        if fill is None:
+            return True
+        if not fill.enqueued or (fill.event is not None and not fill.event.query()):
+            return False
+        del self._fills[lora_int_id]
+        return True
+
+    def need(self, lora_int_id: int) -> None:
+        """Finish the adapter's fill; the device's current stream waits for it, the host does not."""
+        fill = self._fills.get(lora_int_id)
+        if fill is None:
+            return
+        if not fill.enqueued:
+            self.advance(lora_int_id, float("inf"))
+        if fill.event is not None:
+            torch.cuda.current_stream(self._device).wait_event(fill.event)
+        del self._fills[lora_int_id]
+
+    def drop(self, lora_int_id: int) -> None:
+        """Forget the adapter's fill; layers that were enqueued are still written."""
+        self._fills.pop(lora_int_id, None)
+
+    def join(self) -> None:
+        """Make vLLM's stream wait for all writes so far, before it writes to slots itself."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -1,0 +1,192 @@
+"""Loads and rebuilds beside the steps: others run on, and the slot is right when it is used."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tiny_models
+from plugin_requests import load_for_step, ours
+from slot_probe import differing, snapshot, soil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PROMPT: dict[str, list[int]] = {"prompt_token_ids": [1, 5, 9, 42, 7]}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def engine(in_process: Callable[[str], Any]) -> Iterator[Any]:
+    started = in_process("dense")
+    yield started
+    started.clear()
+
+
+@pytest.fixture(autouse=True)
+def _a_part_at_a_time(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lorafleet_vllm import background
+
+    engine.clear()
+    monkeypatch.setattr(background, "SLICE_SECONDS", 0.0)
+
+
+def staged(engine: Any, lora_int_id: int, seed: int, loader: str = "direct") -> Any:
+    folder = tiny_models.make_adapter(
+        engine.folder / f"a{next(_numbers)}", tiny_models.dense_modules(), seed=seed, rank=4
+    )
+    return ours(engine.arena.volume, lora_int_id, engine.arena.add(folder), loader)
+
+
+def load(engine: Any, request: Any) -> int:
+    """Bring `request` in a part at a time; returns how many turns it took."""
+    engine.residency.background.begin(request)
+    for turn in itertools.count(1):
+        answer = engine.residency.background.progress(request.lora_int_id)
+        assert answer["error"] == ""
+        if answer["done"]:
+            return turn
+    raise AssertionError
+
+
+def slot_of(engine: Any, lora_int_id: int) -> dict[str, Any]:
+    manager = engine.manager
+    return snapshot(manager, manager.lora_index_to_id.index(lora_int_id))
+
+
+def ask(engine: Any, request: Any, tokens: int) -> str:
+    from vllm import SamplingParams
+
+    name = f"r{next(_numbers)}"
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    engine.llm.llm_engine.add_request(name, PROMPT, greedy, lora_request=request)
+    return name
+
+
+def run(engine: Any) -> dict[str, list[list[int]]]:
+    """Step until nothing is left; returns for each request its tokens after each of its steps."""
+    told: dict[str, list[list[int]]] = {}
+    while engine.llm.llm_engine.has_unfinished_requests():
+        for output in engine.llm.llm_engine.step():
+            told.setdefault(output.request_id, []).append(list(output.outputs[0].token_ids))
+    return told
+
+
+def test_a_load_in_parts_fills_the_slot_that_a_load_at_once_fills(engine: Any) -> None:
+    request = staged(engine, 1, seed=1)
+    for index in range(engine.manager.lora_slots):
+        soil(engine.manager, index)
+    turns = load(engine, request)
+    plan = engine.manager.get_adapter(1).plan
+    assert turns > len(plan.layers) > 1  # a part a turn, after those of the plan
+    found = slot_of(engine, 1)
+    engine.lora.remove_adapter(1)
+    assert differing(load_for_step(engine.lora, request), found) == []
+    assert engine.residency.stats.loads == 2
+
+
+def test_a_request_waits_alone_for_its_slot_and_others_run_on(engine: Any) -> None:
+    first, second, third = (staged(engine, number, seed=number) for number in (1, 2, 3))
+    alone = {}
+    for request in (first, second, third):
+        load(engine, request)
+        name = ask(engine, request, 4)
+        alone[request.lora_int_id] = run(engine)[name][-1]
+    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    assert engine.manager.lora_index_to_id.count(None) == 0
+    load_for_step(engine.lora, first)
+    load_for_step(engine.lora, second)  # the slots are theirs, the third is in the host tier
+    gate = engine.llm.llm_engine.engine_core.engine_core.scheduler.lorafleet_gate
+    held = gate.held
+    running, waiting = ask(engine, first, 60), ask(engine, third, 4)
+    core = engine.llm.llm_engine
+    progress = []
+    told: list[int] = []
+    while core.has_unfinished_requests():
+        for output in core.step():
+            if output.request_id == running and not told:
+                progress.append(len(output.outputs[0].token_ids))
+            elif output.request_id == waiting:
+                told = list(output.outputs[0].token_ids)
+    turns = gate.held - held
+    parts = len(engine.manager.get_adapter(3).plan.layers)
+    assert turns >= parts > 1  # it waited a turn for each part of its fill
+    assert progress[-1] >= parts  # while the other got a token a turn
+    assert told == alone[3]
+    assert engine.manager.lora_index_to_id.count(1) == 1  # whoever runs keeps its slot
+    assert engine.manager.lora_index_to_id.count(2) == 0
+
+
+def test_more_adapters_than_slots_are_served_in_turn_each_with_its_own(engine: Any) -> None:
+    requests = [staged(engine, number, seed=number) for number in (1, 2, 3, 4)]
+    alone = {}
+    for request in requests:
+        load(engine, request)
+        name = ask(engine, request, 5)
+        alone[request.lora_int_id] = run(engine)[name][-1]
+    asked = [(ask(engine, request, 5), request) for _ in range(5) for request in requests]
+    told = run(engine)
+    assert {r.lora_int_id: told[name][-1] for name, r in asked} == alone
+    for name, request in asked:
+        assert told[name][-1] == alone[request.lora_int_id]
+
+
+@pytest.mark.parametrize("loader", ["direct", "device"])
+def test_an_evicted_adapter_comes_back_in_parts_from_host_memory(engine: Any, loader: str) -> None:
+    request = staged(engine, 1, seed=1, loader=loader)
+    load(engine, request)
+    expected = slot_of(engine, 1)
+    for number in (2, 3, 4):  # max_cpu_loras is 3
+        load(engine, staged(engine, number, seed=number))
+    assert 1 not in engine.manager.list_adapters()
+    for index in range(engine.manager.lora_slots):
+        soil(engine.manager, index)
+    name = ask(engine, request, 2)
+    run(engine)
+    assert name
+    assert differing(slot_of(engine, 1), expected) == []
+    stats = engine.residency.stats
+    assert (stats.loads, stats.rebuilds) == (4, 1)
+    assert stats.offloads == (1 if loader == "device" else 0)
+
+
+def test_a_fill_that_fails_leaves_nothing_and_its_line(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lorafleet_vllm import fills
+
+    load(engine, staged(engine, 1, seed=1))
+    before = slot_of(engine, 1)
+    request = staged(engine, 2, seed=2)
+    whole, written = fills.write_layer, itertools.count()
+
+    def breaking(layer: Any, index: int) -> None:
+        if next(written) == 3:
+            raise RuntimeError("the bus is on fire")
+        whole(layer, index)
+
+    monkeypatch.setattr(fills, "write_layer", breaking)
+    engine.residency.background.begin(request)
+    answer = {"done": False, "error": ""}
+    while not answer["done"]:
+        answer = engine.residency.background.progress(2)
+    assert answer["error"].startswith("adapter t/x2@")
+    assert "the bus is on fire" in answer["error"]
+    assert engine.lora.list_adapters() == {1}
+    assert engine.residency.known.keys() == {1}
+    assert differing(slot_of(engine, 1), before) == []
+    free = engine.manager.lora_index_to_id.index(None)
+    assert not any(tensor.any() for tensor in snapshot(engine.manager, free).values())
+
+
+def test_slots_are_written_again_after_their_memory_was_taken_away(engine: Any) -> None:
+    for number in (1, 2):
+        load(engine, staged(engine, number, seed=number))
+    expected = [slot_of(engine, number) for number in (1, 2)]
+    for index in range(engine.manager.lora_slots):
+        soil(engine.manager, index)
+    engine.residency.refill()
+    for number, before in zip((1, 2), expected, strict=True):
+        assert differing(slot_of(engine, number), before) == []
+    assert engine.residency.stats.refills == 1
