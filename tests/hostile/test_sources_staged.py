@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,11 @@ from servers import LyingServer, Request
 from source_builders import FAST, artifact
 from staging_builders import source_adapter
 from staging_fixtures import sidecar
+from staging_server import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from lorafleet_operator.sources.base import ResolvedAdapter, Source
     from staging_server import Serving
@@ -157,6 +160,30 @@ async def test_an_artifact_of_other_content_is_refused_each_time(
             with pytest.raises(DigestMismatch, match="has the content sha256:"):
                 await staged(artifact_at(server), client)
         assert sidecar.store.revisions() == []
+
+
+async def test_what_is_staged_is_readable_by_another_user(volume: Path) -> None:
+    """The sidecar's umask is nobody's business: the engine's container has a user of its own."""
+    before = os.umask(0o077)
+    try:
+        async with serving(volume) as running:
+            client = SidecarClient("127.0.0.1", running.port)
+            digest = await right_digest(client)
+            await client.close()
+            plain = await running.store.export_plain(digest)
+            revision = running.store.revision_dir(digest)
+            read_by_engines = [volume / "arena", *revision.iterdir(), *plain.iterdir()]
+            assert {path.name for path in read_by_engines} >= {
+                "arena",
+                "revision.json",
+                "adapter_config.json",
+                "adapter_model.safetensors",
+            }
+            assert {path.stat().st_mode & 0o777 for path in read_by_engines} == {0o644}
+            folders = (revision, revision.parent, plain, plain.parent)
+            assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
+    finally:
+        os.umask(before)
 
 
 async def test_a_config_that_changes_meanwhile_is_never_committed_with_the_old_weights(

@@ -196,7 +196,8 @@ class VolumeTree:
                         raise SourceNotFound(f"{shown} in {self.uri}") from None
                     if error.errno in (errno.ENOENT, errno.ENOTDIR):
                         return None
-                    raise _translated(error, f"{self.uri}/{name}") from None
+                    mode = _mode(part, folders[-1])
+                    raise _translated(error, f"{self.uri}/{name}", mode) from None
                 links += 1
                 shown = f"{name} is a dangling link to {target}"
                 if target.startswith("/"):
@@ -312,13 +313,23 @@ def _link_target(part: str, folder: int) -> str | None:
         return None
 
 
-def _translated(error: OSError, what: str) -> SourceError:
+def _mode(part: str, folder: int) -> str:
+    """Return the permissions as people write them, for a message; "" if they cannot be had."""
+    try:
+        found = os.stat(part, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return ""
+    return f"mode {stat.S_IMODE(found.st_mode):04o}, "
+
+
+def _translated(error: OSError, what: str, mode: str = "") -> SourceError:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR | errno.ENAMETOOLONG:
             return SourceNotFound(f"{what} does not exist")
         case errno.ENXIO | errno.ENODEV:  # a socket, or a device that nobody drives
             return PathNotAllowed(f"{what} is not a plain file")
         case errno.EACCES | errno.EPERM:
-            return AccessDenied(f"{what} is not readable by the operator (uid {os.geteuid()})")
+            uid = os.geteuid()
+            return AccessDenied(f"{what} is not readable by the operator ({mode}uid {uid})")
         case _:
             return SourceUnavailable(f"{what}: {os.strerror(error.errno or errno.EIO)}")

@@ -219,6 +219,26 @@ async def test_a_volume_that_the_operator_may_not_read_says_who_it_is(claim: Pat
     assert text.startswith("pvc://team-a/models/sql: the volume is not readable by the operator")
 
 
+async def test_a_file_that_only_its_writer_may_read_is_named_with_its_mode(volume: Path) -> None:
+    """As safetensors leaves it: `save_file` writes 0600 whatever the umask."""
+    volume.chmod(0o755)
+    claim = volume / "team-a" / "models"
+    user = os.geteuid()
+    mode = 0o600 if user == 0 else 0
+    (write(claim / "sql", adapter()) / WEIGHTS).chmod(mode)
+    if user == 0:
+        os.seteuid(65534)  # root reads everything
+    try:
+        text = await refused(claim, AccessDenied)
+        reader = os.geteuid()
+    finally:
+        os.seteuid(user)
+    assert text == (
+        f"pvc://team-a/models/sql/{WEIGHTS} is not readable by the operator "
+        f"(mode {mode:04o}, uid {reader})"
+    )
+
+
 async def test_a_file_replaced_after_resolving_is_noticed(claim: Path) -> None:
     write(claim / "sql", adapter(seed=1))
     found = await resolved(claim)
