@@ -71,7 +71,5 @@ def pitched(target: torch.Tensor, source: torch.Tensor) -> Pitched | None:
 
 def copy_rows(target: torch.Tensor, source: torch.Tensor, rows: Pitched) -> None:
     """Copy `source` to `target` on the current stream, without waiting."""
-    if target.is_cuda:
-        cuda_host.copy_rows(target, source, *rows)
-    else:
-        target.copy_(source)
+    if not (target.is_cuda and cuda_host.copy_rows(target, source, *rows)):
+        target.copy_(source, non_blocking=True)

@@ -59,13 +59,15 @@ def copy_rows(
     height: int,
     target_pitch: int,
     source_pitch: int,
-) -> None:
+) -> bool:
     """Copy `height` rows of `width` bytes from the host to the device, on torch's current stream.
 
-    Raises RuntimeError with the driver's number.
+    Returns False, with nothing done, where torch's device is not CUDA's. Raises RuntimeError with
+    the driver's number.
     """
     library = _library()
-    assert library is not None, "torch's CUDA has no libcudart"
+    if library is None:
+        return False
     status = library.cudaMemcpy2DAsync(
         ctypes.c_void_p(target.data_ptr()),
         ctypes.c_size_t(target_pitch),
@@ -79,3 +81,4 @@ def copy_rows(
     if status:
         library.cudaGetLastError()
         raise RuntimeError(f"cudaMemcpy2DAsync of {height} rows of {width} bytes failed: {status}")
+    return True
