@@ -1,7 +1,7 @@
 """Fingerprints of what lies in a slot, computed where it lies (torch).
 
-What the number is: `lorafleet.fingerprint`. Temporary memory is one piece of a few million values; no
-more than a number for each part crosses the bus.
+What the number is: `lorafleet.fingerprint`. Temporary memory is one piece of a few million values,
+none on a GPU; no more than a number for each part crosses the bus.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ def part_fingerprint(
     `values` is [experts, rows, cols] of any strides; `first` is the (expert, row, column) of the
     canonical tensor that its first value is; `rows_each` the canonical rows of each expert.
     """
+    if values.is_cuda and values.dtype.itemsize == 2 and values.stride(2) == 1:
+        from lorafleet_vllm import fingerprint_kernel  # needs a driver
+
+        return fingerprint_kernel.part_fingerprint(values, first, rows_each)
     experts, rows, columns = values.shape
     expert, row, column = first
     lanes = values.dtype.itemsize // 2

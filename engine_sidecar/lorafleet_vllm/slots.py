@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import torch
-
 from lorafleet_vllm.copies import Copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import torch
 
     from lorafleet_vllm.pieces import Fill
 
@@ -85,34 +85,6 @@ class SlotPlan:
     def nbytes(self) -> int:
         """Bytes that the copies read from the host."""
         return sum(layer.nbytes for layer in self.layers)
-
-
-class SlotWriter:
-    """Writes plans into slots; on CUDA on a stream of its own, beside the decode steps."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._last: torch.cuda.Event | None = None
-
-    def write(self, plan: SlotPlan, index: int) -> torch.cuda.Event | None:
-        """Write `plan` into slot `index`; the event is due before the slot may be read."""
-        if self._stream is None:
-            write_plan(plan, index)
-            return None
-        # Steps that were launched before may still read what the slot held until now.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            write_plan(plan, index)
-            self._last = torch.cuda.Event()
-            self._last.record(self._stream)
-        return self._last
-
-    def join(self) -> None:
-        """Make vLLM's stream wait for all writes so far, before it writes to slots itself."""
-        if self._last is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._last)
-            self._last = None
 
 
 def write_plan(plan: SlotPlan, index: int) -> None:
