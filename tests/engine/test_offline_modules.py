@@ -40,6 +40,7 @@ MOE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [],
 }
+BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {
     **DENSE,
     "head_dim": 64,
@@ -59,12 +60,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**MOE, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 0},
     ),
     "qwen2_moe": ("Qwen2MoeForCausalLM", {**MOE, "shared_expert_intermediate_size": 64}),
+    "qwen3_moe, tied": ("Qwen3MoeForCausalLM", {**MOE, **BIASED, "tie_word_embeddings": True}),
     "mixtral": ("MixtralForCausalLM", {**DENSE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "llama": ("LlamaForCausalLM", DENSE),
+    "llama, biases, head_dim": ("LlamaForCausalLM", {**DENSE, **BIASED, "head_dim": 64}),
     "llama, tied": ("LlamaForCausalLM", {**DENSE, "tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", {**DENSE, "head_dim": 64}),
     "qwen2": ("Qwen2ForCausalLM", DENSE),
+    "qwen2, tied": ("Qwen2ForCausalLM", {**DENSE, **BIASED, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", {**DENSE, "head_dim": 64}),
+    "qwen3, tied, head_dim of transformers": (
+        "Qwen3ForCausalLM",
+        {**DENSE, **BIASED, "tie_word_embeddings": True},
+    ),
     "gemma": ("GemmaForCausalLM", GEMMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3_text": ("Gemma3ForCausalLM", GEMMA),

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+MAX_LAYERS = 4096
+"""Bound on what a config.json may promise."""
+
+
 class UnknownModel(ValueError):
     """Raised for a config.json that gives no profile; one line for people."""
 
@@ -24,7 +28,8 @@ class UnknownModel(ValueError):
 class Architecture:
     """What differs between the models of one `model_type`."""
 
-    heads: bool  # vLLM takes LoRA on embed_tokens and lm_head
+    name: str  # vLLM's class for it
+    heads: bool = False  # vLLM takes LoRA on embed_tokens and lm_head
     head: int = 0  # head_dim if config.json has none; 0: the hidden size over the heads
     kv: bool = False  # num_key_value_heads may be missing: as many as heads
     fused: bool = False  # checkpoints have qkv_proj and gate_up_proj
@@ -37,23 +42,24 @@ class Architecture:
 
 _QWEN_MOE = {"moe": "mlp", "experts": "num_experts", "width": "moe_intermediate_size"}
 ARCHITECTURES = {
-    "llama": Architecture(heads=True, kv=True),
-    "mistral": Architecture(heads=False),
+    "llama": Architecture("LlamaForCausalLM", heads=True, kv=True),
+    "mistral": Architecture("MistralForCausalLM"),
     "mixtral": Architecture(
+        "MixtralForCausalLM",
         heads=True,
         moe="block_sparse_moe",
         experts="num_local_experts",
         width="intermediate_size",
         projections=("w1", "w3", "w2"),
     ),
-    "qwen2": Architecture(heads=False),
-    "qwen3": Architecture(heads=True, head=128),
-    "qwen2_moe": Architecture(heads=False, shared=True, **_QWEN_MOE),  # type: ignore[arg-type]
-    "qwen3_moe": Architecture(heads=True, head=128, **_QWEN_MOE),  # type: ignore[arg-type]
-    "gemma": Architecture(heads=False, head=256),
-    "gemma2": Architecture(heads=False, head=256),
-    "gemma3_text": Architecture(heads=False, head=256),
-    "phi3": Architecture(heads=True, kv=True, fused=True),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM", heads=True, head=128),
+    "qwen2_moe": Architecture("Qwen2MoeForCausalLM", shared=True, **_QWEN_MOE),  # type: ignore[arg-type]
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", heads=True, head=128, **_QWEN_MOE),  # type: ignore[arg-type]
+    "gemma": Architecture("GemmaForCausalLM", head=256),
+    "gemma2": Architecture("Gemma2ForCausalLM", head=256),
+    "gemma3_text": Architecture("Gemma3ForCausalLM", head=256),
+    "phi3": Architecture("Phi3ForCausalLM", heads=True, kv=True, fused=True),
 }
 """What `transformers` fills in for a missing key counts; where that is an arbitrary number of its
 own, the key has to be there."""
@@ -70,10 +76,18 @@ class ModelConfig:
     def parse(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Return the checked config. Raises UnknownModel naming what is missing."""
         kind = raw.get("model_type")
-        if kind not in ARCHITECTURES:
+        if not isinstance(kind, str) or kind not in ARCHITECTURES:
             raise UnknownModel(
                 f"config.json: model_type {shown(str(kind), 60)} is not one of "
                 f"{', '.join(sorted(ARCHITECTURES))}; take the profile of a running engine "
+                "(lorafleet-sidecar profile -o json)"
+            )
+        names = raw.get("architectures")
+        wanted = ARCHITECTURES[kind].name
+        if names and names != [wanted]:
+            raise UnknownModel(
+                f"config.json: architectures is {shown(str(names), 80)}, expected [{wanted}] for "
+                f"model_type {kind}; take the profile of a running engine "
                 "(lorafleet-sidecar profile -o json)"
             )
         return cls(raw, ARCHITECTURES[kind])
@@ -89,7 +103,12 @@ class ModelConfig:
     @property
     def layers(self) -> int:
         """Number of hidden layers."""
-        return self.size("num_hidden_layers")
+        found = self.size("num_hidden_layers")
+        if found > MAX_LAYERS:
+            raise UnknownModel(
+                f"config.json: num_hidden_layers is {found}, expected at most {MAX_LAYERS}"
+            )
+        return found
 
     @property
     def vocabulary(self) -> int:
@@ -151,14 +170,22 @@ class ModelConfig:
         if self.architecture.moe != "mlp":
             return bool(self.architecture.moe)
         step = self.size("decoder_sparse_step", 1)
-        return layer not in (self.raw.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
+        return layer not in self._dense_layers() and (layer + 1) % step == 0
+
+    def _dense_layers(self) -> list[Any]:
+        found = self.raw.get("mlp_only_layers") or []
+        if not isinstance(found, list):
+            raise UnknownModel(
+                f"config.json: mlp_only_layers is {shown(str(found), 40)}, expected a list"
+            )
+        return found
 
     def _wraps_gate_up(self) -> bool:
         """Whether vLLM takes LoRA on a dense block's gate and up: in its Qwen-MoE only if the config
         tells of such blocks; those that decoder_sparse_step alone leaves dense it overlooks."""
         if self.architecture.moe != "mlp":
             return True
-        return bool(self.raw.get("mlp_only_layers")) or bool(self._shared_width())
+        return bool(self._dense_layers()) or bool(self._shared_width())
 
     def _shared_width(self) -> int:
         key = "shared_expert_intermediate_size"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 from lorafleet.profile import EngineProfile
+from lorafleet.quoting import shown
 from lorafleet.strict_json import StrictJsonError, load_object
 
 from lorafleet_operator.inspection.model_config import ModelConfig, UnknownModel
@@ -43,7 +46,7 @@ def offline_profile(
     """
     path = model / "config.json" if model.is_dir() else model
     try:
-        raw = load_object(path.read_bytes(), _MAX_CONFIG_BYTES)
+        raw = load_object(_config_bytes(path), _MAX_CONFIG_BYTES)
     except OSError as error:
         raise UnknownModel(f"{path}: {error.strerror}") from None
     except StrictJsonError as error:
@@ -80,8 +83,18 @@ def offline_profile(
     )
 
 
+def _config_bytes(path: Path) -> bytes:
+    """Return the file's bytes, one more than allowed at most; opening a pipe does not wait."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UnknownModel(f"{path} is not a file")
+        return file.read(_MAX_CONFIG_BYTES + 1)
+
+
 def _dtype(found: object) -> str:
     """Return the LoRA dtype that vLLM derives; it does not keep float32."""
     if found in ("bfloat16", "float16"):
         return str(found)
-    raise UnknownModel(f"config.json: dtype is {found}, say what vLLM runs with: --dtype bfloat16")
+    raise UnknownModel(
+        f"config.json: dtype is {shown(str(found), 40)}, say what vLLM runs with: --dtype bfloat16"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,6 +132,27 @@ def test_dense_layers_of_a_moe_model_are_those_of_its_config() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**QWEN3, "model_type": "bert"}, "", "model_type bert is not one of gemma,"),
+    ({**QWEN3, "model_type": ["qwen3"]}, "", "model_type ['qwen3'] is not one of gemma,"),
+    (
+        {"model_type": "qwen2_5_vl", "text_config": QWEN3},
+        "",
+        "model_type qwen2_5_vl is not one of gemma,",
+    ),
+    (
+        {**QWEN3, "architectures": ["Qwen3ForSequenceClassification"]},
+        "",
+        "architectures is ['Qwen3ForSequenceClassification'], expected [Qwen3ForCausalLM]",
+    ),
+    (
+        {**QWEN3, "num_hidden_layers": 10**9},
+        "",
+        "num_hidden_layers is 1000000000, expected at most",
+    ),
+    ({**QWEN3, "num_hidden_layers": 10**40}, "", "num_hidden_layers is 10000000000"),
+    ({**LLAMA, "num_attention_heads": 512}, "", "head_dim is 0, expected a size"),
+    ({**QWEN3_MOE, "mlp_only_layers": 1}, "", "mlp_only_layers is 1, expected a list"),
+    ({**QWEN3_MOE, "num_experts": 0}, "", "num_experts is 0, expected a size"),
+    ({**QWEN3, "torch_dtype": "a\nb"}, "", "say what vLLM runs with"),
     ({**QWEN3, "num_key_value_heads": None}, "", "num_key_value_heads is None, expected a size"),
     (
         {**QWEN3_MOE, "model_type": "qwen2_moe"},
@@ -163,15 +185,35 @@ def test_what_gives_no_profile_is_told_in_one_line(
     assert result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"a": 1, "a": 2}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"a": 1, "a": 2}',
+        b"[" * 100_000,
+        b'{"a": ' + b"1" * 9000 + b"}",
+    ],
+)
 def test_a_broken_config_is_told_in_one_line(
     text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_bytes(text)
     result = run(capsys, "profile", tmp_path, "--base-model", "b")
     assert (result.status, result.err.count("\n")) == (1, 1)
+
+
+def test_what_is_no_file_is_told_and_never_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = run(capsys, "profile", tmp_path / "nowhere", "--base-model", "b")
     assert "No such file or directory" in missing.err
+    os.mkfifo(tmp_path / "config.json")
+    for place in (tmp_path, "/dev/zero"):
+        result = run(capsys, "profile", place, "--base-model", "b")
+        assert (result.status, result.err.endswith(" is not a file\n")) == (1, True)
 
 
 def test_the_text_names_every_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
