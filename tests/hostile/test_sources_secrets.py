@@ -14,7 +14,7 @@ import pytest
 from certificates import Authority
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from lorafleet.errors import AccessDenied, LorafleetError, SourceUnavailable
+from lorafleet.errors import AccessDenied, LorafleetError, SourceError, SourceUnavailable
 from lorafleet_operator.sources.base import Source
 from lorafleet_operator.sources.registry import open_source
 from servers import LyingServer, S3Server, start_s3
@@ -56,6 +56,21 @@ def served() -> dict[str, bytes]:
     hub = {f"/models/sql/resolve/{COMMIT}/{name}": content for name, content in FILES.items()}
     hub["/api/models/models/sql/revision/main"] = json.dumps({"sha": COMMIT}).encode()
     return files | hub | artifact(FILES, "models/sql", "v1")
+
+
+def specs(url: str, query: str = "") -> dict[str, dict[str, Any]]:
+    """The adapter of `served`, as each kind of source names it."""
+    scheme, _, host = url.partition("://")
+    bucket = {"bucket": "models", "prefix": "sql", "endpoint": url}
+    blob = {"account": "account", "container": "models", "prefix": "sql", "endpoint": url}
+    return {
+        "s3": {**bucket, "pathStyle": True},
+        "http": {"url": f"{url}/models/sql{query}"},
+        "gcs": bucket,
+        "azureBlob": blob,
+        "oci": {"reference": f"{host}/models/sql:v1", "plainHttp": scheme == "http"},
+        "huggingFace": {"repo": "models/sql", "endpoint": url},
+    }
 
 
 def opened(spec: dict[str, Any], secret: dict[str, bytes]) -> Source:
@@ -105,21 +120,7 @@ async def test_no_failure_says_a_credential(
     server = LyingServer(files=served())
     async with server.running():
         vars(server).update(lie)
-        host = server.url.removeprefix("http://")
-        spec: dict[str, dict[str, Any]] = {
-            "s3": {"bucket": "models", "prefix": "sql", "endpoint": server.url, "pathStyle": True},
-            "http": {"url": f"{server.url}/models/sql?sig={CANARY}"},
-            "gcs": {"bucket": "models", "prefix": "sql", "endpoint": server.url},
-            "azureBlob": {
-                "account": "account",
-                "container": "models",
-                "prefix": "sql",
-                "endpoint": server.url,
-            },
-            "oci": {"reference": f"{host}/models/sql:v1", "plainHttp": True},
-            "huggingFace": {"repo": "models/sql", "endpoint": server.url},
-        }
-        source = opened({name: spec[name]}, secret)
+        source = opened({name: specs(server.url, f"?sig={CANARY}")[name]}, secret)
         said = repr(source) + source.uri
         try:
             found = await source.resolve()
@@ -196,19 +197,31 @@ async def test_s3_with_an_authority_of_its_own(tls_s3: S3Server, authority: Auth
     await source.aclose()
 
 
-async def test_https_with_an_authority_of_its_own(authority: Authority, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["s3", "http", "gcs", "azureBlob", "oci", "huggingFace"])
+async def test_https_with_an_authority_of_its_own(
+    kind: str, authority: Authority, tmp_path: Path
+) -> None:
+    """A Secret may hold the authority alone: then what is public is read from such a server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "tls" / "tls.crt", tmp_path / "tls" / "tls.key")
-    server = LyingServer(files={f"/sql/{name}": content for name, content in FILES.items()})
-    async with server.running(context):
-        source = opened({"http": {"url": f"{server.url}/sql"}}, {"caBundle": authority.certificate})
-        data = await read_all(await source.resolve())
-        assert data == data_of(FILES["adapter_model.safetensors"])
+    async with LyingServer(files=served()).running(context) as server:
+        spec = {kind: specs(server.url)[kind]}
+        source = opened(spec, {"caBundle": authority.certificate})
+        found = await source.resolve()
+        assert await read_all(found) == data_of(FILES["adapter_model.safetensors"])
+        await found.confirm()
         await source.aclose()
-        server.redirects = {"/sql/adapter_config.json": f"http://127.0.0.1:{server.port}/x"}
-        source = opened({"http": {"url": f"{server.url}/sql"}}, {"caBundle": authority.certificate})
-        with pytest.raises(LorafleetError, match="redirects from https to http"):
+        assert not [r for r in server.requests if "?" in r.path or "authorization" in r.headers]
+        source = opened(spec, {"caBundle": Authority("other").certificate})
+        with pytest.raises(SourceUnavailable, match="certificate not trusted"):
             await source.resolve()
+        await source.aclose()
+        away = {r.path: f"http://127.0.0.1:{server.port}/x" for r in server.requests}
+        server.redirects = away
+        source = opened(spec, {"caBundle": authority.certificate})
+        with pytest.raises(SourceError, match=r"redirects from https to http|302 from ") as caught:
+            await source.resolve()
+        assert "\n" not in str(caught.value)
         await source.aclose()
 
 

@@ -75,8 +75,14 @@ class SecretData:
         """Return the PEM text of extra certificate authorities, None if there is none."""
         return self.get("caBundle")
 
-    def s3(self) -> S3Credentials:
-        """Return the keys for S3; `AccessDenied` if one is missing."""
+    def s3(self) -> S3Credentials | None:
+        """Return the keys for S3, None if the Secret carries a `caBundle` alone.
+
+        `AccessDenied` if one of them is missing.
+        """
+        keys = ("accessKeyID", "secretAccessKey", "sessionToken")
+        if self.ca_bundle() is not None and not any(map(self.get, keys)):
+            return None
         return S3Credentials(
             access_key_id=self.require("accessKeyID"),
             secret_access_key=self.require("secretAccessKey"),

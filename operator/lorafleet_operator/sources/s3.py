@@ -68,13 +68,14 @@ class S3Source(ObjectStoreSource):
         region = region or "us-east-1"
         if not _REGION.fullmatch(region):
             raise PathNotAllowed(f"source.s3.region {region!r} is not a region's name")
+        keys = secret.s3() if secret else None
         self._bucket = bucket
-        self._secret = secret
+        self._sent_of = secret.label if secret and keys else None
         self._store = _store(
             bucket,
             region,
             _bucket_url(bucket, region, endpoint, path_style=path_style),
-            secret.s3() if secret else S3Credentials("anonymous", "anonymous"),
+            keys or S3Credentials("anonymous", "anonymous"),
         )
         super().__init__(
             root=f"s3://{bucket}",
@@ -89,18 +90,18 @@ class S3Source(ObjectStoreSource):
     async def address(self, key: str) -> Target:
         """Return the object's signed address; for nobody's keys the same without the signature."""
         url = await self.signed(self._store, key)
-        return Target(url if self._secret else url.partition("?")[0])
+        return Target(url if self._sent_of else url.partition("?")[0])
 
     def sent(self, code: str) -> str:
         """Return what was sent for credentials and what `code` says of it, for a message."""
-        if self._secret is None:
+        if self._sent_of is None:
             return "no credentials configured"
         if code in self.refused:
-            return f"the credentials of {self._secret.label} were refused"
+            return f"the credentials of {self._sent_of} were refused"
         if code == "RequestTimeTooSkewed":
             return "the operator's clock is wrong"
         return (
-            f"the credentials of {self._secret.label} may not read it "
+            f"the credentials of {self._sent_of} may not read it "
             "(without s3:ListBucket a missing file looks the same)"
         )
 

@@ -31,6 +31,7 @@ def test_a_referenced_secret_that_is_gone_is_an_error_not_anonymous_access() -> 
 )
 def test_both_spellings_of_the_s3_keys_work(names: tuple[str, str, str]) -> None:
     keys = secret(**dict(zip(names, ("id", "key\n", "token"), strict=True))).s3()
+    assert keys is not None
     assert (keys.access_key_id, keys.secret_access_key, keys.session_token) == (
         "id",
         "key",
@@ -44,6 +45,8 @@ def test_both_spellings_of_the_s3_keys_work(names: tuple[str, str, str]) -> None
         ({"accessKeyID": "id"}, "secretAccessKey"),
         ({"secretAccessKey": CANARY}, "accessKeyID"),
         ({"accessKeyID": "id", "secretAccessKey": "  "}, "secretAccessKey"),
+        ({"sessionToken": CANARY, "caBundle": "pem"}, "accessKeyID"),
+        ({}, "accessKeyID"),
     ],
 )
 def test_a_missing_s3_key_is_named(data: dict[str, str], missing: str) -> None:
