@@ -42,8 +42,8 @@ class Peak:
 
 
 @contextmanager
-def peak() -> Iterator[Peak]:
-    """Watch GPU memory over the block; the driver is asked about every half millisecond.
+def peak(*, driver: bool = True) -> Iterator[Peak]:
+    """Watch GPU memory over the block; with `driver` it is asked about every half millisecond.
 
     The plugin resets torch's peak for its own figures: what was reached until then is kept here.
     """
@@ -71,14 +71,16 @@ def peak() -> Iterator[Peak]:
             time.sleep(0.0005)
 
     watcher = threading.Thread(target=watch)
-    watcher.start()
+    if driver:
+        watcher.start()
     torch.cuda.reset_peak_memory_stats = keep_and_reset
     try:
         yield found
         torch.cuda.synchronize()
     finally:
         done.set()
-        watcher.join()
+        if driver:
+            watcher.join()
         torch.cuda.reset_peak_memory_stats = reset
     found.torch_bytes = max(highest, torch.cuda.max_memory_allocated()) - before
     found.driver_bytes = free - lowest

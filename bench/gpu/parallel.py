@@ -132,21 +132,23 @@ def equal_to_stock(bench: Bench, folder: Path) -> dict[str, Any]:
     return found
 
 
-def one_rank_refuses(bench: Bench, rank: int) -> dict[str, Any]:
+def one_rank_refuses(bench: Bench, rank: int, what: str) -> dict[str, Any]:
     """Let one rank fail: all ranks keep what they had, and the same load succeeds afterwards."""
     tokens, before = bench.tokens(), (bench.residency(), bench.ask("bench_slots"))
-    bench.ask("bench_break", rank)
+    bench.ask("bench_break", rank, what)
     refused = ""
     try:
         bench.load("big")
     except RuntimeError as error:
         refused = str(error)
-    bench.ask("bench_break", -1)
+    bench.ask("bench_break", -1, what)
     after = bench.residency(), bench.ask("bench_slots")
     lora_int_id, _ = bench.load("big")
     loaded = bench.residency()
     bench.unload(lora_int_id)
     return {
+        "rank": rank,
+        "at": what,
         "refused": refused,
         "ranks_unchanged": before == after,
         "tokens_unchanged": bench.tokens() == tokens,
@@ -154,23 +156,20 @@ def one_rank_refuses(bench: Bench, rank: int) -> dict[str, Any]:
     }
 
 
-def run(shape: shapes.Shape, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Start one engine and return all that is measured with it."""
-    folder.mkdir()
-    adapters = {"tenant": shape.adapter(8, mlp=False), "big": shape.adapter()}
-    staging = Staging(folder / "volume", adapters)
-    model = write_model(shape, folder / "model")
-    files = staging.write_peft("big", folder / "stock")
-    with Server(model, staging.volume, options) as server:
-        bench = Bench(server, staging, accelerator.CUDA or not shape.experts)
-        tenant, _ = bench.load("tenant")
-        server.control("publish", served_name="t/tenant", lora_int_id=tenant)
-        return {
-            **host_memory(bench),
-            **speed(bench),
-            **equal_to_stock(bench, files),
-            "refusals": [one_rank_refuses(bench, rank) for rank in range(RANKS)],
-        }
+def measure(bench: Bench, files: Path) -> dict[str, Any]:
+    """Return all that is measured with one engine."""
+    tenant, _ = bench.load("tenant")
+    bench.server.control("publish", served_name="t/tenant", lora_int_id=tenant)
+    return {
+        **host_memory(bench),
+        **speed(bench),
+        **equal_to_stock(bench, files),
+        "refusals": [
+            one_rank_refuses(bench, rank, what)
+            for rank in range(RANKS)
+            for what in ("current", "advance")
+        ],
+    }
 
 
 def options(shape: shapes.Shape, *, experts: bool) -> dict[str, Any]:
@@ -192,28 +191,32 @@ def options(shape: shapes.Shape, *, experts: bool) -> dict[str, Any]:
     }
 
 
+def run(title: str, shape: shapes.Shape, root: Path, figures: record.Record) -> None:
+    """Stage one adapter and measure it in an engine for each way of being parallel."""
+    adapters = {"tenant": shape.adapter(8, mlp=False), "big": shape.adapter()}
+    staging = Staging(root / title / "volume", adapters)
+    model = write_model(shape, root / title / "model")
+    files = staging.write_peft("big", root / title / "stock")
+    for how in ("tp", "ep") if shape.experts else ("tp",):
+        figures.say(f"starting {title} {how}")
+        server = Server(model, staging.volume, options(shape, experts=how == "ep"))
+        try:
+            with server:
+                bench = Bench(server, staging, accelerator.CUDA or not shape.experts)
+                figures.put(**{f"{title} {how}": measure(bench, files)})
+        finally:
+            shutil.copy(server.log, figures.path.with_name(f"parallel-{title}-{how}.log"))
+
+
 def main() -> None:
     """Run every engine; each one's figures are on the disk as soon as it is done."""
-    name, shape = shapes.chosen()
+    name, _shape = shapes.chosen()
     figures = record.opened("parallel", name)
     root = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
-    small = [("moe", shapes.SHAPES["moe"])] if name == "paper" else []
-    engines = [
-        (f"{title} {how}", each, how == "ep")
-        for title, each in [*small, (name, shape)]
-        for how in (("tp", "ep") if each.experts else ("tp",))
-    ]
     try:
-        for title, each, experts in engines:
-            figures.say(f"starting {title}")
-            folder = root / title.replace(" ", "-")
-            try:
-                figures.put(**{title: run(each, folder, options(each, experts=experts))})
-            finally:
-                log = folder / "volume" / "server.log"
-                if log.exists():
-                    shutil.copy(log, figures.path.with_name(f"{folder.name}.log"))
-                shutil.rmtree(folder)
+        for title in ("moe", "paper") if name == "paper" else (name,):
+            run(title, shapes.SHAPES[title], root, figures)
+            shutil.rmtree(root / title)
     finally:
         shutil.rmtree(root)
 

@@ -78,19 +78,21 @@ class WorkerProbe:
             "torch_reserved": torch.cuda.memory_reserved() if cuda else 0,
         }
 
-    def bench_break(self, rank: int) -> dict[str, Any]:
-        """Let new loads fail on one rank, and on none with -1."""
-        arena = _manager(self).lorafleet.arena
-        arena.__dict__.pop("current", None)
-        if self.rank == rank:
-            arena.current = _broken
+    def bench_break(self, rank: int, what: str) -> dict[str, Any]:
+        """Let new loads fail on one rank, at the arena or in the middle of a fill; -1: no more."""
+        residency = _manager(self).lorafleet
+        for owner, name in ((residency.arena, "current"), (residency.fills, "advance")):
+            assert hasattr(type(owner), name), name
+            owner.__dict__.pop(name, None)
+            if self.rank == rank and name == what:
+                setattr(owner, name, _broken)
         return {}
 
 
-def _broken() -> None:
+def _broken(*_: Any) -> None:
     from lorafleet.errors import InvalidAdapter
 
-    raise InvalidAdapter("the arena of this rank was broken on purpose")
+    raise InvalidAdapter("this rank was broken on purpose")
 
 
 def _manager(worker: Any) -> Any:
