@@ -79,7 +79,7 @@ def _values() -> dict[str, DenseCase]:
         return DenseCase(PLAIN | {key: changed}, **more)
 
     zero_a = {key: array * 0 if "lora_A" in key else array for key, array in PLAIN.items()}
-    tiny = {key: array * 2.0**-20 for key, array in PLAIN.items()}
+    tiny = {key: array * 2.0**-16 if "lora_B" in key else array for key, array in PLAIN.items()}
     return {
         "NaN": one(b1, np.nan, error=f"non-finite values in {b1}"),
         "infinity in float32": one(a0, -np.inf, dtype="F32", error=f"non-finite values in {a0}"),

@@ -75,8 +75,18 @@ async def stage_case(sidecar: Serving, claims: Path, case: str, part: str = "") 
     shutil.copytree(CASES / case, root / case, symlinks=True)
     if case == "d54-hf-cache-symlinks":
         part = "snapshots/0123abcd"
+    return await stage_path(sidecar, claims, f"{case}/{part}".rstrip("/"))
+
+
+async def stage_path(
+    sidecar: Serving, claims: Path, path: str, *, allow_pickle: bool | None = None, **manifest: Any
+) -> Staged:
+    """Stage the adapter at `path` of the claim `cases`; `manifest` are further fields of it."""
     source = open_source(
-        {"persistentVolumeClaim": {"claimName": "cases", "path": f"{case}/{part}".rstrip("/")}},
+        {
+            "persistentVolumeClaim": {"claimName": "cases", "path": path},
+            "allowPickle": allow_pickle,
+        },
         namespace="team-a",
         name="sql",
         settings=SourceSettings(volume_root=claims),
@@ -93,6 +103,7 @@ async def stage_case(sidecar: Serving, claims: Path, case: str, part: str = "") 
             adapter_config=content.config_bytes,
             data_bytes=content.data_bytes,
             chunk_bytes=CHUNK_BYTES,
+            **manifest,
         )
         plan = chunk_plan(header, CHUNK_BYTES)
         result = (await stage(Payload(manifest, plan, content.read), {"a": client}, LIMITS))["a"]

@@ -177,29 +177,33 @@ class VolumeTree:
         folders = [top]
         todo = [part for part in [*self._path.split("/"), *route.split("/")] if part][::-1]
         links = 0
-        shown = name
+        target: str | None = None  # of the last link
         while todo:
             part = todo.pop()
             if part in ("", "."):
                 continue
             if part == "..":
                 if len(folders) == 1:
-                    raise PathNotAllowed(f"{shown} is a link out of the volume in {self.uri}")
+                    raise PathNotAllowed(
+                        f"{name} is a link to {target}, out of the volume in {self.uri}"
+                    )
                 folders.pop()
                 continue
             try:
                 opened = os.open(part, _FOLDER if todo else _FILE, dir_fd=folders[-1])
             except OSError as error:
-                target = _link_target(part, folders[-1]) if _may_be_link(error) else None
-                if target is None:
-                    if error.errno == errno.ENOENT and links:
-                        raise SourceNotFound(f"{shown} in {self.uri}") from None
+                found = _link_target(part, folders[-1]) if _may_be_link(error) else None
+                if found is None:
                     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                        return None
+                        if target is None:
+                            return None
+                        raise SourceNotFound(
+                            f"{name} is a dangling link to {target} in {self.uri}"
+                        ) from None
                     mode = _mode(part, folders[-1])
                     raise _translated(error, f"{self.uri}/{name}", mode) from None
                 links += 1
-                shown = f"{name} is a dangling link to {target}"
+                target = found
                 if target.startswith("/"):
                     raise PathNotAllowed(
                         f"{name} is a link to {target}, out of the volume in {self.uri}"
