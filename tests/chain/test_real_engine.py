@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import shutil
 import signal
@@ -187,6 +189,45 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
     engines = fleet.status("moving")["engines"]
     assert [e["digest"] for e in engines if e["published"]] == [second_status["digest"]]
     fleet.wait_gone("moving")
+
+
+def _flip(fleet: RealChain, digest: str, module: str) -> None:
+    """Turn one bit of a staged module's lora_A in the memory that the engine loads from."""
+    volume = fleet.engines[ENGINE].volume
+    revision = json.loads(
+        (volume / "revisions" / digest.removeprefix("sha256:") / "revision.json").read_text()
+    )
+    with (volume / revision["arena"]).open("r+b") as arena:
+        arena.seek(revision["data_offset"] + revision["modules"][module]["a"]["offset"] + 7)
+        byte = arena.read(1)[0]
+        arena.seek(-1, os.SEEK_CUR)
+        arena.write(bytes([byte ^ 1]))
+
+
+def test_one_bit_that_changed_after_staging_is_found_in_the_slot_and_never_served(
+    fleet: RealChain,
+) -> None:
+    first, second = fleet.make("proved-1", seed=71), fleet.make("proved-2", seed=72)
+    wanted = fleet.stock_tokens(ENGINE, first)
+    fleet.s3_adapter("other", second)
+    fleet.s3_adapter("proved", first)
+    fleet.patch("proved", {"source": {"pollIntervalSeconds": 1}})
+    digest, module = fleet.wait_ready("other")["digest"], "model.layers.1.mlp.up_proj"
+    before = fleet.wait_ready("proved")
+    _flip(fleet, digest, module)  # the same content is staged once for both
+    fleet.s3.upload(second, "proved")
+    eventually(
+        lambda: fleet.condition("proved", "Ready") == ("False", "EngineRejected"),
+        60,
+        "the proof fails",
+    )
+    message = fleet.full_condition("proved", "Ready")["message"]
+    assert f"{module}: lora_A in the engine's slot is not what was staged" in message
+    engines = fleet.status("proved")["engines"]
+    assert [e["digest"] for e in engines if e["published"]] == [before["digest"]]
+    assert fleet.tokens(ENGINE, _name(fleet, "proved")) == wanted
+    for adapter in ("proved", "other"):
+        fleet.wait_gone(adapter)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from kubernetes.aio.client import ApiClient
 from lorafleet_operator.api.v1alpha1 import DropUnmatched
 from lorafleet_operator.cluster.reads import EnginePod
@@ -153,9 +154,14 @@ async def test_of_two_adapters_with_one_source_each_is_refused_by_its_own_name(
             assert message.startswith(f"adapter {made.key}: LoRA rank 16 is greater than")
 
 
+OTHERS = "model.layers.0.mlp.gate_proj: lora_A in the engine's slot is not what was staged"
+
+
+@pytest.mark.parametrize(("fault", "line"), [("refuse", "CUDA error: no"), ("wrong", OTHERS)])
 async def test_a_revision_that_one_engine_refuses_is_published_nowhere_and_taken_out_again(
-    volume: Path, tmp_path: Path
+    volume: Path, tmp_path: Path, fault: str, line: str
 ) -> None:
+    """`refuse`: vLLM says no. `wrong`: it said yes, and the proof found its slots to be wrong."""
     async with (
         Rig(volume / "a", pod_uid="u0") as a,
         Rig(volume / "b", pod_uid="u1") as b,
@@ -166,13 +172,13 @@ async def test_a_revision_that_one_engine_refuses_is_published_nowhere_and_taken
         # Another adapter tells what the digest of the new content will be.
         probe = await op.apply(op.adapter("probe", "d02-all-fp32"))
         assert not await let_go(probe, op.fleet)
-        b.engine.behaviour.refuse[probe.status.digest] = "CUDA error: no"
+        getattr(b.engine.behaviour, fault)[probe.status.digest] = line
         op.put("sql", "d02-all-fp32")
         op.forget_sources()
         sql = await op.apply(sql)
         status, reason, message = ready(sql)
         assert (status, reason) == ("False", "EngineRejected")
-        assert "CUDA error: no" in message
+        assert line in message
         assert f"{old[:19]} keeps serving team-a/sql" in message
         assert await a.answer("team-a/sql") == old[7:19]
         assert await b.answer("team-a/sql") == old[7:19]
