@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import accelerator
+import device_memory
 import gaps
 import host_memory
 import inprocess
@@ -98,10 +99,10 @@ def direct_when_idle(bench: Bench) -> None:
         inprocess.evict(probe, BIG)
         rebuilds.append(inprocess.load_seconds(probe, request))
         inprocess.clear(probe)
-    with accelerator.peak() as load:
+    with device_memory.peak() as load:
         inprocess.load_seconds(probe, request)
     inprocess.evict(probe, BIG)
-    with accelerator.peak() as rebuild:
+    with device_memory.peak() as rebuild:
         inprocess.load_seconds(probe, request)
     phases = dict(probe.residency.stats.seconds)
     inprocess.clear(probe)
@@ -124,7 +125,7 @@ def direct_when_idle(bench: Bench) -> None:
 def device_when_idle(bench: Bench) -> None:
     """Time `device`: build, activate, offload; and again from its offloaded tensors."""
     request, probe = bench.ours(DEVICE, "device"), bench.probe
-    with accelerator.peak() as load:
+    with device_memory.peak() as load:
         first = inprocess.load_seconds(probe, request)
     again = []
     for _ in range(3):

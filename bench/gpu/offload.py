@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import accelerator
+import device_memory
 import inprocess
 import record
 import shapes
@@ -41,13 +42,13 @@ TRAINED_TOKENS = 16384 if accelerator.CUDA else 64
 class Phases:
     """One way's figures; bytes are above what the engine had allocated before the sync."""
 
-    base: int = field(default_factory=accelerator.allocated)
+    base: int = field(default_factory=device_memory.allocated)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def run(self, name: str, work: Callable[[], Any]) -> None:
         """Run one phase: its seconds, its peak, and what is still allocated after it."""
-        start = accelerator.allocated()
-        with accelerator.peak(driver=False) as found:
+        start = device_memory.allocated()
+        with device_memory.peak(driver=False) as found:
             begin = time.perf_counter()
             work()
             accelerator.synchronize()
@@ -55,7 +56,7 @@ class Phases:
         self.figures[name] = {
             "seconds": seconds,
             "peak_bytes": start - self.base + found.torch_bytes,
-            "kept_bytes": accelerator.allocated() - self.base,
+            "kept_bytes": device_memory.allocated() - self.base,
         }
 
 

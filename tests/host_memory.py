@@ -39,10 +39,14 @@ def of_process(pid: int | None = None) -> dict[str, Counter[str]]:
     return mapped(Path(f"/proc/{pid or os.getpid()}/smaps").read_text())
 
 
-def status(pid: int | None = None) -> dict[str, int]:
-    """Return the memory lines of /proc/<pid>/status in bytes (VmLck, VmPin, RssAnon ..)."""
-    text = Path(f"/proc/{pid or os.getpid()}/status").read_text()
+def fields(text: str) -> dict[str, int]:
+    """Return every line of `text` that counts kB, in bytes."""
     return {m["field"]: int(m["kib"]) * _KIB for m in _FIELD.finditer(text)}
+
+
+def status(pid: int | None = None) -> dict[str, int]:
+    """Return the memory lines of /proc/<pid>/status (VmLck, VmPin, RssAnon ..)."""
+    return fields(Path(f"/proc/{pid or os.getpid()}/status").read_text())
 
 
 def private(maps: dict[str, Counter[str]], *, but: Path) -> int:
@@ -64,5 +68,4 @@ def grown(
 
 def available() -> int:
     """Return the machine's MemAvailable in bytes: it also moves with what no mapping shows."""
-    text = Path("/proc/meminfo").read_text()
-    return next(int(m["kib"]) * _KIB for m in _FIELD.finditer(text) if m["field"] == "MemAvailable")
+    return fields(Path("/proc/meminfo").read_text())["MemAvailable"]
