@@ -122,11 +122,11 @@ def bytes_read(plan: Any, pairs: list[Any]) -> int:
     sources = [piece.source for fill in fills for piece in fill.pieces]
     assert {source.untyped_storage().data_ptr() for source in sources} == {whole}
     assert plan.nbytes == sum(source.nbytes for source in sources)
-    copied = sum(
-        sum(run.nbytes for crate in layer.copies.crates for run in crate.runs)
-        + sum(move.source.nbytes for move in layer.copies.moves)
-        for layer in plan.layers
-    )
+    copied = 0
+    for layer in plan.layers:
+        copies = layer.copies
+        for way in (*copies.first, *copies.rest, *copies.detours):
+            copied += sum(run.nbytes for run in getattr(way, "runs", None) or [way.source])
     assert copied == plan.nbytes
     nbytes: int = plan.nbytes
     return nbytes

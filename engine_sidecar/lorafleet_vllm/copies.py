@@ -7,11 +7,13 @@ and the device puts them in place. Small ones share a temporary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from lorafleet_vllm.batch import Batch, multiply
+from lorafleet_vllm.beside import beside, join
 from lorafleet_vllm.copy2d import Pitched, copy_rows, pitched
 from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small, is_small
 from lorafleet_vllm.pieces import ALL
@@ -26,58 +28,79 @@ NARROW_BYTES = 512
 
 
 class Move(NamedTuple):
-    """One copy into `targets[index]`.
+    """One copy into `targets[index]`; `rows` is None where both sides are contiguous."""
 
-    `rows` is None where both sides are contiguous. `back` is the order in which the dimensions of
-    `source` are the target's, after a detour through a temporary; None: there is no detour.
+    targets: torch.Tensor
+    source: torch.Tensor
+    rows: Pitched | None
+
+    def enqueue(self, index: int) -> None:
+        """Fill slot `index`, on the current stream."""
+        _copy(self.targets[index], self.source, self.rows)
+
+
+class Detour(NamedTuple):
+    """One copy to a temporary, and from there into `targets[index]`.
+
+    `back` is the order in which the dimensions of `source` are the target's.
     """
 
     targets: torch.Tensor
     source: torch.Tensor
     rows: Pitched | None
-    back: tuple[int, ...] | None = None
+    back: tuple[int, ...]
 
-    def enqueue(self, index: int) -> None:
-        """Fill slot `index`, on the current stream."""
-        target = self.targets[index]
-        end = target if self.back is None else _temporary(self.source, target.device)
-        if self.rows is None:
-            end.copy_(self.source, non_blocking=True)
-        else:
-            copy_rows(end, self.source, self.rows)
-        if self.back is not None:
-            target.copy_(end.permute(self.back))
+    def load(self) -> torch.Tensor:
+        """Copy to the device, on the current stream; returns the temporary."""
+        memory = _like(self.source, self.targets.device)
+        _copy(memory, self.source, self.rows)
+        return memory
+
+    def unpack(self, memory: torch.Tensor, index: int) -> None:
+        """Fill slot `index` from the temporary, on the current stream."""
+        self.targets[index].copy_(memory.permute(self.back))
 
 
 class Copies:
-    """What fills have to do: `enqueue` does it for one slot."""
+    """What fills have to do: `enqueue` does it for one slot.
+
+    `first` are copies whose values are still to be scaled, `rest` are the others.
+    """
 
     def __init__(self, fills: Iterable[Fill]) -> None:
         self.zeros = Batch(torch._foreach_zero_)
-        self.crates: list[Crate] = []
-        self.moves: list[Move] = []
+        self.detours: list[Crate | Detour] = []
+        self.first: list[Move] = []
+        self.rest: list[Move] = []
         self.scaled = Batch(multiply)
         self.scaled_by_expert: list[tuple[torch.Tensor, torch.Tensor]] = []
-        small: list[Small] = []
+        small: defaultdict[torch.dtype, list[Small]] = defaultdict(list)
         for fill in fills:
             for region in fill.zeros:
                 self._zero(fill.slots, region)
             for piece in fill.pieces:
-                if not piece.source.numel():
+                source, scale = piece.source, piece.scale
+                if not source.numel():
                     continue  # a rank that holds no row of it
-                targets, scale = _part(fill.slots, piece.region), piece.scale
-                if targets.dim() == piece.source.dim() + 2:
+                targets = _part(fill.slots, piece.region)
+                if targets.dim() == source.dim() + 2:
                     targets = targets.squeeze(1)  # of a dense layer: no experts
+                moves = self.first
                 if isinstance(scale, torch.Tensor):
                     self.scaled_by_expert.append((targets, scale))
-                elif is_small(targets, piece.source):
-                    small.append(Small(targets, piece.source, scale))
+                elif is_small(targets, source):
+                    small[targets.dtype].append(Small(targets, source, scale))
                     continue
-                elif scale != 1.0:
+                elif scale == 1.0:
+                    moves = self.rest
+                else:
                     self.scaled.add(targets, scale)
-                self.moves.extend(_moves(targets, piece.source))
-        if small:
-            self.crates.append(Crate(small))
+                for way in _ways(targets, source):
+                    if isinstance(way, Move):
+                        moves.append(way)
+                    else:
+                        self.detours.append(way)
+        self.detours.extend(Crate(items) for items in small.values())
 
     def _zero(self, slots: torch.Tensor, region: Region) -> None:
         targets = _part(slots, region)
@@ -87,12 +110,27 @@ class Copies:
             self.zeros.add(targets)
 
     def enqueue(self, index: int) -> None:
-        """Fill slot `index`, on the current stream."""
+        """Fill slot `index`, on the current stream.
+
+        What the device has to do with what arrives is done while `rest` arrives.
+        """
         self.zeros.enqueue(index)
-        for crate in self.crates:
-            crate.enqueue(index)
-        for move in self.moves:
+        arrived = [(detour, detour.load()) for detour in self.detours]
+        for move in self.first:
             move.enqueue(index)
+        if not self.rest:
+            self._place(arrived, index)
+            return
+        device = self.rest[0].targets.device
+        with beside(device):
+            self._place(arrived, index)
+        for move in self.rest:
+            move.enqueue(index)
+        join(device)
+
+    def _place(self, arrived: list[tuple[Crate | Detour, torch.Tensor]], index: int) -> None:
+        for detour, memory in arrived:
+            detour.unpack(memory, index)
         self.scaled.enqueue(index)
         for targets, scale in self.scaled_by_expert:
             target = targets[index]
@@ -103,7 +141,7 @@ def _part(slots: torch.Tensor, region: Region) -> torch.Tensor:
     return slots if region is ALL else slots[..., region[0], region[1]]
 
 
-def _moves(targets: torch.Tensor, source: torch.Tensor) -> Iterator[Move]:
+def _ways(targets: torch.Tensor, source: torch.Tensor) -> Iterator[Move | Detour]:
     """Yield the copies of `source`: one, unless its rows are not evenly spaced."""
     target = targets[0]
     if source.dtype == targets.dtype:
@@ -118,15 +156,22 @@ def _moves(targets: torch.Tensor, source: torch.Tensor) -> Iterator[Move]:
     lying = source.permute(order)
     back = tuple(order.index(dimension) for dimension in range(source.dim()))
     if lying.is_contiguous():
-        yield Move(targets, lying, None, back)
+        yield Detour(targets, lying, None, back)
         return
-    rows = pitched(_temporary(lying, torch.device("meta")), lying)
+    rows = pitched(_like(lying, torch.device("meta")), lying)
     if rows is not None:
-        yield Move(targets, lying, rows, back)
+        yield Detour(targets, lying, rows, back)
         return
     for at, part in enumerate(source):
-        yield from _moves(targets[:, at], part)
+        yield from _ways(targets[:, at], part)
 
 
-def _temporary(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=device)
+def _like(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(source.shape, dtype=source.dtype, device=device)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, rows: Pitched | None) -> None:
+    if rows is None:
+        target.copy_(source, non_blocking=True)
+    else:
+        copy_rows(target, source, rows)

@@ -50,11 +50,15 @@ class Crate:
         self._strided = [(at, item.targets) for at, item in enumerate(items) if at not in dense]
         self._like = items[0].targets
 
-    def enqueue(self, index: int) -> None:
-        """Fill slot `index`, on the current stream."""
+    def load(self) -> torch.Tensor:
+        """Copy everything to the device, on the current stream; returns the temporary."""
         memory = self._like.new_empty(sum(self._sizes))
         for own, run in zip(memory.split([r.numel() for r in self.runs]), self.runs, strict=True):
             own.copy_(run, non_blocking=True)
+        return memory
+
+    def unpack(self, memory: torch.Tensor, index: int) -> None:
+        """Fill slot `index` from the temporary, on the current stream."""
         parts = memory.split(self._sizes)
         if self._scaled:
             multiply([parts[at] for at in self._scaled], self._scales)

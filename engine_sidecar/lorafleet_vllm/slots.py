@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lorafleet_vllm.copies import Copies
+from lorafleet_vllm.crate import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from lorafleet_vllm.pieces import Fill
 
 GROUP_BYTES = 16 << 20
-"""Of small layers that are written together."""
+"""Of small tensors that travel together."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,37 @@ class LayerFill:
         return Copies(self.fills)
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each piece's source."""
+        return tuple(piece.source.nbytes for fill in self.fills for piece in fill.pieces)
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the copies read from the host."""
-        return sum(piece.source.nbytes for fill in self.fills for piece in fill.pieces)
+        return sum(self.sizes)
 
 
 def grouped(layers: Sequence[LayerFill]) -> Iterator[LayerFill]:
-    """Yield `layers` in order, ready to be written, neighbours together while they are small.
+    """Yield `layers` in order, ready to be written, neighbours together.
 
-    The sources of a group take at most GROUP_BYTES, and at most what the largest layer takes in a
-    slot, so that small tensors that travel together need no more than one layer's temporary.
+    A layer with large tensors ends its group. Small ones, which travel together, take at most
+    GROUP_BYTES of a group, and at most what the largest layer takes in a slot.
     """
     largest = max(
         (sum(fill.slots[0].nbytes for fill in layer.fills) for layer in layers), default=0
     )
     group: list[LayerFill] = []
+    together = 0
     for layer in layers:
-        if group and sum(each.nbytes for each in [*group, layer]) > min(largest, GROUP_BYTES):
+        small = sum(size for size in layer.sizes if size <= SMALL_BYTES)
+        if group and together + small > min(largest, GROUP_BYTES):
             yield _merged(group)
-            group = []
+            group, together = [], 0
         group.append(layer)
+        together += small
+        if small < layer.nbytes:
+            yield _merged(group)
+            group, together = [], 0
     if group:
         yield _merged(group)
 
@@ -96,7 +108,8 @@ def write_plan(plan: SlotPlan, index: int) -> None:
 def write_layer(layer: LayerFill, index: int) -> None:
     """Write one layer's share into slot `index`: only enqueued, on the current CUDA stream.
 
-    It never waits for the device, and its temporary device memory is at most the layer's bytes.
+    It never waits for the device. Its temporary device memory is at most what the layer's sources
+    take, and free again when the device is done.
     """
     layer.copies.enqueue(index)
     for flags in layer.enabled:

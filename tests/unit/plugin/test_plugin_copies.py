@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lorafleet_vllm.copies import Copies
+from lorafleet_vllm.copies import Copies, Detour, Move
 from lorafleet_vllm.copy2d import Pitched, pitched, rows_of
 from lorafleet_vllm.pieces import ALL, Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
@@ -153,8 +153,9 @@ BIG = 9  # experts that make these tensors larger than what travels together
 def moves(fill: Fill) -> list[tuple[bool, bool]]:
     """Return (2D, through a temporary) of each copy."""
     copies = Copies([fill])
-    assert not copies.crates
-    return [(move.rows is not None, move.back is not None) for move in copies.moves]
+    ways = [*copies.first, *copies.rest, *copies.detours]
+    assert all(isinstance(way, Move | Detour) for way in ways)
+    return [(way.rows is not None, isinstance(way, Detour)) for way in ways]
 
 
 WAYS: dict[str, tuple[Callable[[], Fill], list[tuple[bool, bool]]]] = {
@@ -270,9 +271,9 @@ def test_small_tensors_arrive_bit_by_bit(rank: int, limit: int, dtype: torch.dty
 def test_small_neighbours_cross_the_bus_in_one_copy() -> None:
     layers = dense(8, 8, 8)
     whole = LayerFill(tuple(fill for layer in layers for fill in layer.fills))
-    (crate,) = whole.copies.crates
+    (crate,) = whole.copies.detours
     assert [run.nbytes for run in crate.runs] == [whole.nbytes]
-    assert not whole.copies.moves
+    assert not whole.copies.first + whole.copies.rest
     with Calls() as calls:
         write_layer(whole, 1)
     scaled = 2 * len(layers) - 1  # one scaling is 1; on a GPU all of these are one call
@@ -290,7 +291,7 @@ def test_zeros_of_small_slots_take_one_call() -> None:
 def test_a_gap_between_tensors_is_not_read() -> None:
     first, _, third = neighbours((4, 64), (4, 64), (4, 64))
     copies = Copies([factor_a("x", slots(1, 4, 64), each) for each in (third, first)])
-    (crate,) = copies.crates
+    (crate,) = copies.detours
     assert [run.nbytes for run in crate.runs] == [first.nbytes, third.nbytes]
 
 
@@ -304,6 +305,19 @@ def test_a_group_needs_no_more_than_the_largest_layer() -> None:
     assert [fill for group in groups for fill in group.fills] == [
         fill for layer in layers for fill in layer.fills
     ]
+
+
+def test_a_layer_with_large_tensors_ends_its_group() -> None:
+    attention, experts = experts_model(1)
+    for layers, expected in (
+        ([attention, experts] * 3, [2, 2, 2]),
+        ([experts, attention] * 3, [1, 2, 2, 1]),
+        ([experts, experts], [1, 1]),
+        ([attention] * 3, [1, 1, 1]),  # as much as one layer takes
+        ([*[attention] * 3, experts], [4]),
+    ):
+        sizes = [len(group.fills) // len(attention.fills) for group in grouped(layers)]
+        assert sizes == expected
 
 
 def test_layers_without_tensors_are_cleared_together() -> None:
@@ -355,8 +369,13 @@ def experts_model(layers: int) -> list[LayerFill]:
 def test_a_layer_of_experts_takes_a_dozen_calls() -> None:
     layers = 2
     plan = SlotPlan(tuple(grouped(experts_model(layers))))
-    assert len(plan.layers) == 2 * layers
-    assert max(layer.nbytes for layer in plan.layers[::2]) <= GROUP_BYTES
+    assert len(plan.layers) == layers  # attention goes with the experts
+    for layer in plan.layers:
+        (crate,) = layer.copies.detours
+        assert sum(run.nbytes for run in crate.runs) <= GROUP_BYTES
+        # B, which the device scales, is there before A.
+        assert {move.source.shape[1:] for move in layer.copies.first} == {(768, 8), (2048, 8)}
+        assert {move.source.shape[1:] for move in layer.copies.rest} == {(8, 768), (8, 2048)}
     with Calls() as calls:
         write_plan(plan, 1)
     # The crate of attention, its copy and its unpacking; six tensors of the experts; the flags.
