@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lorafleet_operator.sources.registry import open_source
+from servers import LyingServer
 from source_builders import FAST, adapter, data_of, read_all
 
 if TYPE_CHECKING:
-    from lorafleet.errors import (
-        LorafleetError,
-    )
+    from collections.abc import AsyncIterator
+
+    from lorafleet.errors import LorafleetError
     from lorafleet_operator.sources.base import Source
     from lorafleet_operator.sources.bounds import SourceSettings
-    from servers import LyingServer
 
 WEIGHTS = "/sql/adapter_model.safetensors"
 CONFIG = "/sql/adapter_config.json"
@@ -22,6 +22,13 @@ FILES = adapter(elements=1 << 18)
 DATA = data_of(FILES["adapter_model.safetensors"])
 LENGTH = len(FILES["adapter_model.safetensors"]) - len(DATA)
 """Bytes in front of the data."""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LyingServer]:
+    lying = LyingServer(files={f"/sql/{name}": content for name, content in FILES.items()})
+    async with lying.running():
+        yield lying
 
 
 def opened(

@@ -14,6 +14,7 @@ from lorafleet.errors import (
     SourceNotFound,
     SourceUnavailable,
 )
+from lorafleet_operator.inspection.addresses import open_address
 from object_servers import (
     AZURE_ACCOUNT,
     AZURE_KEY,
@@ -100,6 +101,17 @@ async def test_a_connection_string_is_good_for_its_credentials_alone(store: Real
         opened("azureBlob", store.spec(), {"AZURE_STORAGE_CONNECTION_STRING": text.encode()})
     )
     assert data == DATA
+
+
+async def test_the_command_connects_where_the_persons_own_connection_string_says(
+    azure: str, store: RealStore
+) -> None:
+    text = f"AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};BlobEndpoint={azure};"
+    environ = {"AZURE_STORAGE_CONNECTION_STRING": text}
+    source = open_address(f"{store.root}/{PREFIX}/", environ)
+    found, data = await resolved(source)
+    assert data == DATA
+    assert found.uri == f"{store.root}/{PREFIX}"
 
 
 @pytest.mark.parametrize(

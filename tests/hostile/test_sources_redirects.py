@@ -2,12 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_source_rig import CONFIG, DATA, FILES, WEIGHTS, everything, opened, refused
+from http_source_rig import CONFIG, DATA, FILES, WEIGHTS, everything, opened, refused, server
 from lorafleet.errors import (
     AccessDenied,
     PathNotAllowed,
@@ -17,12 +16,7 @@ from lorafleet_operator.sources.registry import open_source
 from servers import LyingServer
 from source_builders import FAST
 
-
-@pytest.fixture
-async def server() -> AsyncIterator[LyingServer]:
-    lying = LyingServer(files={f"/sql/{name}": content for name, content in FILES.items()})
-    async with lying.running():
-        yield lying
+__all__ = ["server"]  # a fixture
 
 
 async def test_redirects_are_followed_and_counted(server: LyingServer) -> None:

@@ -63,10 +63,24 @@ def _gcs(address: str, environ: Mapping[str, str]) -> Address:
 def _azure(address: str, environ: Mapping[str, str]) -> Address:
     account, path = _bucket(address)
     container, _, prefix = path.partition("/")
-    names = {"AZURE_STORAGE_KEY": "accountKey", "AZURE_STORAGE_SAS_TOKEN": "sasToken"}
+    names = {
+        "AZURE_STORAGE_CONNECTION_STRING": "connectionString",
+        "AZURE_STORAGE_KEY": "accountKey",
+        "AZURE_STORAGE_SAS_TOKEN": "sasToken",
+    }
     secret = {key: environ[name].encode() for name, key in names.items() if environ.get(name)}
-    source = {"account": account, "container": container, "prefix": prefix}
-    return Address({"azureBlob": source}, secret)
+    # Where to connect: the person's own word here, as it never is of a tenant's Secret.
+    said = re.search(
+        r"(?:^|;)BlobEndpoint=([^;]+)", environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    )
+    endpoint = said[1] if said else ""
+    source = {
+        "account": account,
+        "container": container,
+        "prefix": prefix,
+        "endpoint": endpoint or None,
+    }
+    return Address({"azureBlob": source}, secret, endpoint)
 
 
 def _hub(address: str, environ: Mapping[str, str]) -> Address:

@@ -110,7 +110,7 @@ async def _find_weights(
             if not allow_pickle:
                 raise InvalidAdapter(
                     f"{name} is a pickle, which this source does not allow; "
-                    f"save the adapter as {WEIGHTS}"
+                    f"save the adapter as {WEIGHTS} or set allowPickle"
                 )
             return await read_torch_file(blob, settings)
         return await read_single(blob, settings)
