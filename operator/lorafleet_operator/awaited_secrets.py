@@ -54,6 +54,10 @@ class AwaitedSecrets:
         if self._rounds is None or self._rounds.done():
             self._rounds = asyncio.create_task(self._ask_in_rounds(), name="secrets")
 
+    def follows(self, adapter: str) -> bool:
+        """Return whether the adapter waits, and its Secret is the one that it used."""
+        return adapter in self._followed
+
     async def close(self) -> None:
         """End the questions."""
         if self._rounds is not None:

@@ -78,7 +78,7 @@ async def keep(
                     break
                 failures = 0 if done else failures + 1
                 if failures:
-                    delay = backoff(failures, settings, random.random())  # noqa: S311 - jitter
+                    delay = settings.backoff(failures, random.random())  # noqa: S311 - jitter
                     quiet = min(delay, _QUIET_SECONDS)
                     news = await _unless(stopping, flag.wait_for_news(quiet)) or await _unless(
                         stopping, flag.wait(max(0.0, delay - quiet))
@@ -89,13 +89,6 @@ async def keep(
                     await _unless(stopping, flag.wait(interval() * jitter))
         finally:
             stopping.cancel()
-
-
-def backoff(failures: int, settings: OperatorSettings, jitter: float) -> float:
-    """Return the seconds before the next try; `jitter` 0..1 takes up to half of them away."""
-    growing = settings.backoff_seconds * 2.0 ** min(failures - 1, 30)
-    longest = min(growing, settings.backoff_limit_seconds)
-    return longest * (1.0 - jitter / 2)
 
 
 async def insist(key: str, work: Callable[[], Awaitable[bool]]) -> None:

@@ -30,6 +30,12 @@ class Look:
     revision: str = ""
     normalized: tuple[str, ...] = ()
     error: LorafleetError | None = None
+    failures: int = 0
+    """How many looks in a row have failed for a reason that may pass."""
+    patience: float = 0.0
+    """Seconds for which such a failure counts: what wakes a pass meanwhile asks the source nothing."""
+    with_secret: bool = False
+    """Whether it failed with a Secret, whose change ends that."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,27 @@ class Memory:
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
         """Return the last look at the adapter's source if it still counts.
 
-        A look counts for its generation and `poll_seconds`; 0 makes it count for ever.
+        A look counts for its generation and `poll_seconds`, 0 makes it count for ever; a failure
+        that may pass for its patience.
         """
         found = self._looks.get(uid)
         if found is None or found.generation != generation:
             return None
+        if found.failures:
+            return found if now - found.at < found.patience else None
         if poll_seconds and now - found.at >= poll_seconds:
             return None
         return found
+
+    def failures(self, uid: str, generation: int) -> int:
+        """Return how many looks in a row have failed under this spec."""
+        found = self._looks.get(uid)
+        return found.failures if found is not None and found.generation == generation else 0
+
+    def failed_with_secret(self, uid: str) -> bool:
+        """Return whether the last look failed, for a reason that may pass, with a Secret."""
+        found = self._looks.get(uid)
+        return found is not None and found.with_secret
 
     def keep_look(self, uid: str, look: Look) -> None:
         """Keep what a look found."""

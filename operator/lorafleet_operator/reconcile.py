@@ -44,7 +44,8 @@ async def reconcile(
         if not facts.paused:
             say = partial(announce_now, facts, announce)
             await stage(facts, reader, fleet, say)  # its bytes into their arenas
-        fleet.secrets.follow(facts.key, reader.secret if facts.source_error else None)
+        if facts.source_error is None or reader.secret is not None:
+            fleet.secrets.follow(facts.key, reader.secret if facts.source_error else None)
     if not facts.paused:
         await load(facts, fleet)  # beside the revision that they serve
         await publish(facts, fleet)  # the served name moves, once all have it

@@ -109,14 +109,15 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     uid, generation = adapter.metadata.uid, adapter.metadata.generation
     now = asyncio.get_running_loop().time()
     poll = adapter.spec.source.poll_interval_seconds
+    if fleet.memory.failed_with_secret(uid) and not fleet.secrets.follows(facts.key):
+        fleet.memory.drop_look(uid)  # that Secret is another now
     look = fleet.memory.look(uid, generation, now, poll)
     if look is None:
         try:
             content = await reader.content()
         except LorafleetError as error:
-            look = Look(generation, now, error=error)
-            if error.terminal:
-                fleet.memory.keep_look(uid, look)
+            look = _failure(error, facts, reader, fleet)
+            fleet.memory.keep_look(uid, look)
         else:
             look = Look(
                 generation,
@@ -135,6 +136,23 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         status = adapter.status
         if status.observed_generation == generation:
             facts.fingerprint = status.fingerprint
+
+
+def _failure(error: LorafleetError, facts: Facts, reader: SourceReader, fleet: Fleet) -> Look:
+    """Return what a failed look leaves behind."""
+    metadata, now = facts.adapter.metadata, asyncio.get_running_loop().time()
+    if error.terminal:
+        return Look(metadata.generation, now, error=error)
+    failures = fleet.memory.failures(metadata.uid, metadata.generation) + 1
+    return Look(
+        metadata.generation,
+        now,
+        error=error,
+        failures=failures,
+        # The shortest pause of the loop's own, so that its next pass asks again.
+        patience=fleet.settings.backoff(failures, jitter=1.0),
+        with_secret=reader.secret is not None,
+    )
 
 
 async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:

@@ -102,6 +102,11 @@ class OperatorSettings:
     log_level: str = "INFO"
     """Level of the log: DEBUG, INFO, WARNING or ERROR."""
 
+    def backoff(self, failures: int, jitter: float) -> float:
+        """Return the seconds before the next try; `jitter` 0..1 takes up to half of them away."""
+        growing = self.backoff_seconds * 2.0 ** min(failures - 1, 30)
+        return min(growing, self.backoff_limit_seconds) * (1.0 - jitter / 2)
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> OperatorSettings:
         """Return the settings of the environment. Raises InvalidSetting naming the variable."""

@@ -176,9 +176,9 @@ async def test_a_deletion_is_repeated_until_it_succeeds(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("failures", [1, 2, 5, 9, 40])
 def test_backoff_doubles_up_to_its_limit_with_at_most_half_taken_away(failures: int) -> None:
     settings = OperatorSettings(backoff_seconds=1.0, backoff_limit_seconds=300.0)
-    longest = loops.backoff(failures, settings, 0.0)
+    longest = settings.backoff(failures, 0.0)
     assert longest == min(2.0 ** (failures - 1), 300.0)
-    assert loops.backoff(failures, settings, 1.0) == longest / 2
+    assert settings.backoff(failures, 1.0) == longest / 2
 
 
 class Stopped:
