@@ -95,7 +95,7 @@ CASES = [
     ),
     Case(
         rules.OCI_REFERENCE,
-        adapter(source=oci("Registry.example/sql:v1")),
+        adapter(source=oci(f"Registry.example/sql:v1@{DIGEST}")),
         adapter(source=oci("registry.example/Sql:v1")),
     ),
     Case(

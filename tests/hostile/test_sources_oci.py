@@ -64,8 +64,9 @@ async def test_a_tag_is_resolved_to_the_digest_that_it_names_now(registry: Regis
 
 async def test_a_digest_is_read_as_it_is(registry: Registry) -> None:
     digest = registry.push_files(REPOSITORY, "v2", OTHER)
-    found, data = await resolved(artifact(registry.host, f"@{digest}"))
-    assert (found.revision, data) == (digest, OTHER_DATA)
+    for version in (f"@{digest}", f":v1@{digest}", f":no-such-tag@{digest}"):
+        found, data = await resolved(artifact(registry.host, version))
+        assert (found.revision, data) == (digest, OTHER_DATA)
 
 
 @pytest.mark.parametrize("folder", ["./", "out/", "deep/er/"])

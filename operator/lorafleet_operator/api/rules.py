@@ -16,9 +16,9 @@ _PRINTABLE: Final = r"^[^\\p{C}\\p{Zl}\\p{Zp}]*$"
 
 OCI_PATTERN: Final = (
     "^[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
-    "(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$"
+    "(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}(@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})$"
 )
-"""Registry, repository, then a tag or a digest."""
+"""Registry, repository, then a tag or a digest, or both."""
 
 
 @dataclass(frozen=True)

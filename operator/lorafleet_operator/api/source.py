@@ -134,7 +134,7 @@ class OciSource(ApiModel):
         min_length=1, max_length=512, json_schema_extra=validations(rules.OCI_REFERENCE)
     )
     """registry/repository:tag or registry/repository@sha256:<digest>. A tag is resolved to its
-    manifest's digest at each look."""
+    manifest's digest at each look; of both the digest counts."""
     plain_http: bool = False
     """Whether the registry speaks http instead of https."""
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _REFERENCE = re.compile(
     r"(?P<registry>[a-zA-Z0-9.-]+(?::[0-9]{1,5})?)"
     r"/(?P<repository>[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
-    r"(?::(?P<tag>[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))"
+    r"(?::(?P<tag>[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _MAX_REFERENCE = 512
 _DOCKER_HUB = ("docker.io", "registry-1.docker.io")
@@ -69,7 +69,7 @@ class OciSource:
         on_read: Callable[[int], None],
     ) -> None:
         found = _REFERENCE.fullmatch(reference) if len(reference) <= _MAX_REFERENCE else None
-        if found is None:
+        if found is None or not (found["tag"] or found["digest"]):
             raise PathNotAllowed(
                 "source.oci.reference is not registry/repository:tag "
                 "or registry/repository@sha256:<64 hex digits>"
@@ -79,7 +79,7 @@ class OciSource:
         self.uri = f"oci://{reference}"
         self._registry, self._repository = registry, found["repository"]
         self._digest = found["digest"]
-        self._version = found["tag"] or found["digest"]
+        self._version = found["digest"] or found["tag"]  # of both the digest counts
         self._base = f"{'http' if plain_http else 'https'}://{host}"
         connection = Connection(
             self.uri,
