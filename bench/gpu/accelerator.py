@@ -16,6 +16,11 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def pinned() -> int:
+    """Return the bytes of page-locked blocks that torch has given out, as it rounds them."""
+    return int(torch.cuda.host_memory_stats()["active_bytes.current"]) if CUDA else 0
+
+
 def copy_seconds(source: torch.Tensor) -> float:
     """Return the seconds of plain copies of page-locked `source` to the GPU, in big pieces."""
     device = "cuda" if CUDA else "cpu"

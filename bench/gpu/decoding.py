@@ -60,35 +60,22 @@ class Decoding:
     def run(self, steps: int, act: Callable[[int], None] | None = None) -> list[float]:
         """Return the seconds between consecutive tokens over `steps` tokens.
 
-        `act` is called between steps with the number of tokens so far; its own time counts, as
-        that of a call to the engine process does, which also comes between two steps.
+        `act` is called once after each, with their number so far; its own time counts, as that
+        of a call to the engine process does, which also comes between two steps.
         """
         found: list[float] = []
         last = None
         while len(found) < steps:
-            if act is not None and last is not None:
-                act(len(found))
             outputs = self._engine.step()
             now = time.perf_counter()
-            if self._take(outputs, now):
-                if last is not None:
-                    found.append(now - last)
-                last = now
-        return found
-
-    def wait_for(self, name: str, most: int = 100_000) -> list[float]:
-        """Run until another request has its first token; returns the gaps as `run` does."""
-        found: list[float] = []
-        last = time.perf_counter()
-        for _ in range(most):
-            if name in self.first_tokens:
-                return found
-            outputs = self._engine.step()
-            now = time.perf_counter()
-            if self._take(outputs, now):
+            if not self._take(outputs, now):
+                continue
+            if last is not None:
                 found.append(now - last)
-                last = now
-        raise TimeoutError(f"{name} had no token in {most} steps")
+            last = now
+            if act is not None:
+                act(len(found))
+        return found
 
     def _take(self, outputs: list[Any], now: float) -> bool:
         """Note first tokens of others; returns whether ours got one."""

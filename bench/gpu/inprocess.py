@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shapes import Shape
     from staging import Staging
 
-_PAUSE_SECONDS = 0.001  # as the control socket's
+_PAUSE_SECONDS = 0.0005  # as the control socket's
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
@@ -106,6 +106,7 @@ class Load:
         """Give it a slice of time; returns whether its slot is complete."""
         answers = [json.loads(text) for text in self._ask("lorafleet_progress", args=(self._id,))]
         assert not any(answer["error"] for answer in answers), answers
+        self.busy = any(answer["busy"] for answer in answers)
         return all(answer["done"] for answer in answers)
 
 
@@ -116,7 +117,7 @@ def load_seconds(probe: Probe, request: Any) -> float:
     if probe.residency.is_ours(request):
         load = Load(probe, request)
         while not load.go_on():
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(0.0 if load.busy else _PAUSE_SECONDS)
     else:
         probe.llm.llm_engine.add_lora(request)
         accelerator.synchronize()

@@ -186,6 +186,7 @@ def options(shape: shapes.Shape, *, experts: bool) -> dict[str, Any]:
         "max_num_seqs": 8,
         "dtype": "bfloat16",
         "enforce_eager": True,
+        "disable_custom_all_reduce": True,
         "worker_extension_cls": "worker_probe.WorkerProbe",
         **({"kv_cache_memory_bytes": 1 << 30} if accelerator.CUDA else {}),
     }
@@ -214,7 +215,7 @@ def main() -> None:
     figures = record.opened("parallel", name)
     root = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
     try:
-        for title in ("moe", "paper") if name == "paper" else (name,):
+        for title in ("paper", "moe") if name == "paper" else (name,):
             run(title, shapes.SHAPES[title], root, figures)
             shutil.rmtree(root / title)
     finally:

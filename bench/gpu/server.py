@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _START_SECONDS = 400
 _REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = "base"
+_NO_MULTICAST = {  # NVLink multicast is the whole host's: a benchmark on a shared one leaves it alone
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
 
 
 class Server:
@@ -51,6 +57,8 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
+        for name, value in _NO_MULTICAST.items():
+            self._environment.setdefault(name, value)
         self._environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
 
     def __enter__(self) -> Self:
