@@ -37,10 +37,17 @@ class Background:
             self._coming[lora_int_id] = request, self._residency.bring_in(request)
 
     def progress(self, lora_int_id: int) -> dict[str, Any]:
-        """Go on for a slice. Returns `done`, and `error` (empty unless it failed)."""
+        """Go on for a slice. Returns `done`, `error` (empty unless it failed), and `busy`.
+
+        `busy`: there is more for the host to do; else it is the device that is waited for.
+        """
         self._go_on()
         error = self._errors.pop(lora_int_id, "")
-        return {"done": bool(error) or self._is_done(lora_int_id), "error": error}
+        return {
+            "done": bool(error) or self._is_done(lora_int_id),
+            "error": error,
+            "busy": bool(self._coming or self._residency.fills.unfinished()),
+        }
 
     def fetch(self, wanted: Sequence[Any], needed: Sequence[int]) -> dict[str, Any]:
         """Go on for a slice with bringing `wanted` (requests) into slots.
@@ -62,6 +69,11 @@ class Background:
                 self.begin(request)
         self._go_on()
         return {"ready": residency.ready(), "failed": failed}
+
+    def forget(self, lora_int_id: int) -> None:
+        """Give up whatever is on its way of an adapter that is unloaded."""
+        for kept in (self._coming, self._filling, self._errors):
+            kept.pop(lora_int_id, None)
 
     def _is_done(self, lora_int_id: int) -> bool:
         residency = self._residency
@@ -120,6 +132,6 @@ class Background:
             self._filling[lora_int_id] = request, first
             return True
         except EngineRejected as error:
-            del self._coming[lora_int_id]
+            self._coming.pop(lora_int_id, None)
             self._errors[lora_int_id] = str(error)
             return True

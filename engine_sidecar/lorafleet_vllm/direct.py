@@ -11,15 +11,15 @@ from lorafleet.profile import ModuleKind
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import PackedLoRALayerWeights
 
-from lorafleet_vllm.slot_factors import Pair, Parts
-from lorafleet_vllm.slot_plan import plan_layer
-from lorafleet_vllm.slots import SlotPlan, grouped
+from lorafleet_vllm.slot_factors import Pair, Parts, check_rank
+from lorafleet_vllm.slot_plan import plan_slot
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from lorafleet_vllm.arena_map import ArenaMap
     from lorafleet_vllm.revision import ModuleTensors, Revision
+    from lorafleet_vllm.slots import SlotPlan
     from lorafleet_vllm.targets import Target
 
 
@@ -50,30 +50,24 @@ def build(
     arena: ArenaMap,
     targets: dict[str, Target],
     modules: dict[str, Any],
+    max_rank: int,
 ) -> Generator[None, None, DirectModel]:
     """Return the revision as vLLM's packed model, without a copy; yields after each small part.
 
-    Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own: an
-    adapter that is returned fits, so that filling a slot later can't fail for its sake.
+    Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own, and
+    RankTooHigh. What a kind of layer cannot hold is found when its plan is made.
     """
     parts: dict[str, Parts] = {}
     widths = Counter(target.wrapper for target in targets.values())
     for tensors in revision.modules:
         target = find_target(tensors, targets)
+        check_rank(tensors.name, tensors.rank, max_rank)
         siblings = parts.setdefault(target.wrapper, [None] * widths[target.wrapper])
         siblings[target.part] = pair_of(tensors, revision, arena)
         yield
     if not parts:
         raise InvalidAdapter(f"{revision.digest}: no LoRA tensors match the engine")
-    layers = []
-    for wrapper, layer in modules.items():
-        layers.append(plan_layer(layer, parts.get(wrapper, [])))
-        yield
-    groups = []
-    for group in grouped(layers):
-        groups.append(group)
-        yield
-    return DirectModel(lora_int_id, revision.rank, parts, SlotPlan(tuple(groups)))
+    return DirectModel(lora_int_id, revision.rank, parts, plan_slot(modules, parts))
 
 
 def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair:

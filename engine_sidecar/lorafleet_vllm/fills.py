@@ -47,7 +47,7 @@ class SlotFills:
         if self._stream is not None:
             # Steps that were launched before may still read what the slot held until now.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._fills[lora_int_id] = _Fill(index, iter(plan.layers))
+        self._fills[lora_int_id] = _Fill(index, iter(plan))
 
     def unfinished(self) -> list[int]:
         """Return the adapters of which layers are still to be enqueued, the oldest first."""

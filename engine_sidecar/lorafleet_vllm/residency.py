@@ -118,6 +118,8 @@ class Residency:
             model = yield from self.stats.timed_parts(
                 "rebuild" if again else "build", self._build(request, staged)
             )
+            if None not in self.manager.lora_index_to_id:
+                yield from self.stats.timed_parts("build", _planned(model))
             if lora_int_id in self.manager._registered_adapters:
                 return  # a step needed it meanwhile
             with self.stats.device_memory(self.device):
@@ -170,6 +172,7 @@ class Residency:
                     self.arena.current(),
                     self.targets,
                     self.manager.modules,
+                    self.manager.lora_config.max_lora_rank,
                 )
             return known.model
         entry = self.store.get(lora_int_id)
@@ -309,6 +312,7 @@ class Residency:
         """Drop everything kept for a rebuild of `lora_int_id`."""
         self.store.drop(lora_int_id)
         self.fills.drop(lora_int_id)
+        self.background.forget(lora_int_id)
         return self.known.pop(lora_int_id, None) is not None
 
     def pin(self, lora_int_id: int, pinned: bool) -> None:
@@ -358,6 +362,13 @@ class Residency:
             "registered_host_bytes": self.arena.registered_bytes,
             "pinned_host_bytes": total_bytes([*offloaded, *self.store.tensors()]),
         }
+
+
+def _planned(model: Any) -> Generator[None, None, None]:
+    """Plan all of a model that gets no slot yet: what a slot cannot hold is told at the load."""
+    if isinstance(model, direct.ReadyModel):
+        for _ in model.plan:
+            yield
 
 
 def exhaust(parts: Generator[None, None, Any]) -> Any:

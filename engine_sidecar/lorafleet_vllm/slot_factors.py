@@ -38,7 +38,7 @@ def factor_a(name: str, slots: torch.Tensor, a: torch.Tensor) -> Fill:
     check_features(
         name, "lora_A", a.shape[:-2] + a.shape[-1:], slots.shape[1:-2] + slots.shape[-1:]
     )
-    rank = _rank(name, a.shape[-2], slots.shape[-2])
+    rank = check_rank(name, a.shape[-2], slots.shape[-2])
     zeros = ((slice(rank, None), slice(None)),) if rank < slots.shape[-2] else ()
     return Fill(slots, (Piece(_part(slice(rank), slice(None), zeros), a),), zeros)
 
@@ -54,7 +54,7 @@ def factor_b(
     first = blocks[0]
     rows = sum(block.shape[-2] for block in blocks)
     check_features(name, "lora_B", torch.Size([*first.shape[:-2], rows]), slots.shape[1:-1])
-    rank = _rank(name, first.shape[-1], slots.shape[-1])
+    rank = check_rank(name, first.shape[-1], slots.shape[-1])
     zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[-1] else ()
     if len(blocks) == 1:
         return Fill(slots, (Piece(_part(slice(None), slice(rank), zeros), first, scale),), zeros)
@@ -70,7 +70,8 @@ def _part(rows: slice, cols: slice, rest: tuple[Region, ...]) -> Region:
     return (rows, cols) if rest else ALL
 
 
-def _rank(name: str, rank: int, limit: int) -> int:
+def check_rank(name: str, rank: int, limit: int) -> int:
+    """Return `rank`. Raises RankTooHigh above `limit`, the engine's max_lora_rank."""
     if rank > limit:
         raise RankTooHigh(f"{name}: LoRA rank {rank} is greater than max_lora_rank {limit}")
     return rank

@@ -17,16 +17,17 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from lorafleet_vllm import slot_plan_moe
 from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
-from lorafleet_vllm.slots import LayerFill, SlotPlan, grouped
+from lorafleet_vllm.slots import GROUP_BYTES, LayerFill, SlotPlan, grouped
 
 
 def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
     """Return the plan for an adapter; `parts` maps a wrapper to the pairs of its parts.
 
-    Wrappers without parts are zeroed. Raises InvalidAdapter for what a slot cannot hold.
+    Wrappers without parts are zeroed. Whoever asks for the layers gets InvalidAdapter for what a
+    slot cannot hold.
     """
-    layers = [plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items()]
-    return SlotPlan(tuple(grouped(layers)))
+    layers = (plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items())
+    return SlotPlan(grouped(layers, min(GROUP_BYTES, largest_layer(modules))))
 
 
 def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
@@ -46,6 +47,17 @@ def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
         return LayerFill(tuple(fills))
     flags = (layer.adapter_enabled,)
     return LayerFill(tuple(fills), flags if adapted else (), () if adapted else flags)
+
+
+def largest_layer(modules: dict[str, Any]) -> int:
+    """Return the bytes that the largest layer takes of one slot: what a fill may take besides."""
+    return max(
+        (
+            sum(slots.nbytes // len(slots) for slots in slot_tensors(layer))
+            for layer in modules.values()
+        ),
+        default=0,
+    )
 
 
 def empty_plan(modules: dict[str, Any]) -> SlotPlan:

@@ -15,7 +15,7 @@ from lorafleet_vllm.copies import Copies
 from lorafleet_vllm.crate import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     import torch
 
@@ -52,20 +52,17 @@ class LayerFill:
         return sum(self.sizes)
 
 
-def grouped(layers: Sequence[LayerFill]) -> Iterator[LayerFill]:
+def grouped(layers: Iterable[LayerFill], limit: int = GROUP_BYTES) -> Iterator[LayerFill]:
     """Yield `layers` in order, ready to be written, neighbours together.
 
     A layer with large tensors ends its group. Small ones, which travel together, take at most
-    GROUP_BYTES of a group, and at most what the largest layer takes in a slot.
+    `limit` bytes of a group.
     """
-    largest = max(
-        (sum(fill.slots[0].nbytes for fill in layer.fills) for layer in layers), default=0
-    )
     group: list[LayerFill] = []
     together = 0
     for layer in layers:
         small = sum(size for size in layer.sizes if size <= SMALL_BYTES)
-        if group and together + small > min(largest, GROUP_BYTES):
+        if group and together + small > limit:
             yield _merged(group)
             group, together = [], 0
         group.append(layer)
@@ -87,21 +84,43 @@ def _merged(group: list[LayerFill]) -> LayerFill:
     return merged
 
 
-@dataclass(frozen=True)
 class SlotPlan:
-    """Everything that makes one adapter active, layer by layer, in the order of writing."""
+    """Everything that makes one adapter active, layer by layer, in the order of writing.
 
-    layers: tuple[LayerFill, ...]
+    A layer is planned when it is first asked for: the first ones cross the bus while the others are
+    still planned.
+    """
+
+    def __init__(self, layers: Iterable[LayerFill]) -> None:
+        self._coming = iter(layers)
+        self._planned: list[LayerFill] = []
+
+    def __iter__(self) -> Iterator[LayerFill]:
+        at = 0
+        while at < len(self._planned) or self._plan_one():
+            yield self._planned[at]
+            at += 1
+
+    def _plan_one(self) -> bool:
+        layer = next(self._coming, None)
+        if layer is not None:
+            self._planned.append(layer)
+        return layer is not None
+
+    @property
+    def layers(self) -> tuple[LayerFill, ...]:
+        """All layers, planned now."""
+        return tuple(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the copies read from the host."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(layer.nbytes for layer in self)
 
 
 def write_plan(plan: SlotPlan, index: int) -> None:
     """Write all of `plan` into slot `index`, on the current stream."""
-    for layer in plan.layers:
+    for layer in plan:
         write_layer(layer, index)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     AskWorkers = Callable[..., Awaitable[list[dict[str, Any]]]]
 
-_PAUSE_SECONDS = 0.001  # an idle worker would otherwise be asked without end while the bus works
+_PAUSE_SECONDS = 0.0005  # while the bus works
 _LAYERS_AT_A_TIME = 4  # of a proof, between two steps
 _TRIES = 3
 
@@ -35,7 +35,8 @@ async def bring_in(ask: AskWorkers, request: Any) -> None:
             raise EngineRejected(error)
         if all(answer["done"] for answer in answers):
             return
-        await asyncio.sleep(_PAUSE_SECONDS)
+        if not any(answer["busy"] for answer in answers):
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def judge(ask: AskWorkers, request: Any, file: Path) -> tuple[int, str]:

@@ -45,10 +45,11 @@ def lorafleet_begin(worker: Any, lora_int_id: int, name: str, path: str) -> str:
 
 
 def lorafleet_progress(worker: Any, lora_int_id: int) -> str:
-    """Go on for a slice. Returns `done`, and `error` (empty unless the adapter was refused)."""
+    """Go on for a slice. Returns `done`, `error` ("" unless it was refused) and `busy`."""
     residency = residency_of(worker)
     if residency is None:
-        return json.dumps({"inactive": _reason(worker), "done": True, "error": _reason(worker)})
+        line = _reason(worker)
+        return json.dumps({"inactive": line, "done": True, "error": line, "busy": False})
     return json.dumps(residency.background.progress(lora_int_id))
 
 

@@ -298,7 +298,7 @@ def test_a_gap_between_tensors_is_not_read() -> None:
 def test_a_group_needs_no_more_than_the_largest_layer() -> None:
     layers = dense(40, 4, 8)
     largest = max(sum(fill.slots[0].nbytes for fill in layer.fills) for layer in layers)
-    groups = list(grouped(layers))
+    groups = list(grouped(layers, largest))
     assert len(groups) < len(layers)
     assert max(group.nbytes for group in groups) <= largest
     assert sum(group.nbytes for group in groups) == sum(layer.nbytes for layer in layers)
@@ -316,7 +316,8 @@ def test_a_layer_with_large_tensors_ends_its_group() -> None:
         ([attention] * 3, [1, 1, 1]),  # as much as one layer takes
         ([*[attention] * 3, experts], [4]),
     ):
-        sizes = [len(group.fills) // len(attention.fills) for group in grouped(layers)]
+        limit = max(sum(fill.slots[0].nbytes for fill in layer.fills) for layer in layers)
+        sizes = [len(group.fills) // len(attention.fills) for group in grouped(layers, limit)]
         assert sizes == expected
 
 
