@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-f", dest="files", type=Path, nargs="+", required=True, metavar="FILE",
         help="manifests of LoRAAdapters and EnginePools; pools are read from the cluster if absent",
     )  # fmt: skip
+    plan.add_argument(
+        "-o", dest="output", choices=("text", "json"), default="text",
+        help="text: a line for each engine, for people; json: the same for programs",
+    )  # fmt: skip
     crds = verbs.add_parser("crds", help="write the CustomResourceDefinitions")
     crds.add_argument("directory", type=Path, nargs="?", default=Path("crds"), metavar="DIR")
     crds.add_argument("--check", action="store_true", help="only compare; exit 1 on a difference")
@@ -29,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb == "run":
         return _run()
     if options.verb == "plan":
-        return _plan(options.files)
+        return _plan(options.files, options.output)
     return _crds(options.directory, check=options.check)
 
 
@@ -67,14 +72,18 @@ def _run() -> int:
     return 0
 
 
-def _plan(files: Sequence[Path]) -> int:
+def _plan(files: Sequence[Path], output: str) -> int:
     from lorafleet_operator.explain import InvalidManifest, explain
 
     try:
-        print(explain(files))
+        pools = explain(files)
     except InvalidManifest as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 1
+    if output == "json":
+        print(json.dumps({"pools": [pool.to_json() for pool in pools]}, indent=2))
+    else:
+        print("\n\n".join(map(str, pools)))
     return 0
 
 

@@ -8,15 +8,23 @@ status, so that a plan needs no connection to any engine.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from lorafleet_operator.api import names
+from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
 from lorafleet_operator.cluster import reads
-from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, plan
+from lorafleet_operator.placement import (
+    AdapterDemand,
+    EngineSnapshot,
+    Explanation,
+    explanation,
+    planned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,21 +39,68 @@ class InvalidManifest(ValueError):
     """Raised for what cannot be planned with; one line for people."""
 
 
-def explain(files: Sequence[Path]) -> str:
-    """Return the plan for the adapters in `files`, as text. Raises InvalidManifest."""
+@dataclass(frozen=True)
+class PoolExplanation:
+    """The plan of one pool. `engines` of `total_engines` are known: a status names a hundred."""
+
+    pool: str
+    exists: bool
+    engines: int
+    total_engines: int
+    adapters: tuple[Explanation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON; the fields are stable."""
+        return {
+            "pool": self.pool,
+            "exists": self.exists,
+            "engines": self.engines,
+            "totalEngines": self.total_engines,
+            "adapters": [adapter.to_json() for adapter in self.adapters],
+        }
+
+    def __str__(self) -> str:
+        """The plan for people: a line for the pool, for each adapter and for each of its engines."""
+        more = f" of {self.total_engines}" if self.total_engines > self.engines else ""
+        head = f"{self.engines} engines{more}" if self.exists else "does not exist"
+        return "\n".join([f"pool {self.pool}: {head}", *map(_indented, self.adapters)])
+
+
+def explain(files: Sequence[Path]) -> list[PoolExplanation]:
+    """Return the plans of the pools that the adapters in `files` name. Raises InvalidManifest."""
     documents = [document for path in files for document in _documents(path)]
     adapters = _parsed(documents, names.ADAPTER_KIND, LoRAAdapter)
     pools = _parsed(documents, names.POOL_KIND, EnginePool)
     if not adapters:
         raise InvalidManifest("the files hold no LoRAAdapter")
-    wanted = {f"{a.metadata.namespace}/{a.spec.pool_ref.name}" for a in adapters.values()}
+    wanted = {_pool_of(adapter) for adapter in adapters.values()}
     unknown = {key for key in wanted if key not in pools or not pools[key].status.engines}
     if unknown:
-        found = asyncio.run(_from_cluster(unknown))
+        found = asyncio.run(_from_cluster({key.partition("/")[0] for key in unknown}))
         pools = _over(_parsed(found, names.POOL_KIND, EnginePool), pools)
         adapters = _over(_parsed(found, names.ADAPTER_KIND, LoRAAdapter), adapters)
-    texts = [_explain_pool(key, pools.get(key), adapters.values()) for key in sorted(wanted)]
-    return "\n\n".join(texts)
+    return [_explain_pool(key, pools.get(key), adapters.values()) for key in sorted(wanted)]
+
+
+def why(namespace: str, name: str) -> Explanation:
+    """Return why the adapter in the cluster is where it is. Raises InvalidManifest."""
+    found = asyncio.run(_from_cluster({namespace}))
+    adapters = _parsed(found, names.ADAPTER_KIND, LoRAAdapter)
+    adapter = adapters.get(f"{namespace}/{name}")
+    if adapter is None:
+        raise InvalidManifest(f"{names.ADAPTER_KIND} {namespace}/{name} does not exist")
+    pools = _parsed(found, names.POOL_KIND, EnginePool)
+    key = _pool_of(adapter)
+    result = _explain_pool(key, pools.get(key), adapters.values())
+    return next(each for each in result.adapters if each.adapter == adapter.key)
+
+
+def _indented(adapter: Explanation) -> str:
+    return "\n".join(f"  {line}" for line in str(adapter).splitlines())
+
+
+def _pool_of(adapter: LoRAAdapter) -> str:
+    return f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
 
 
 def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
@@ -58,25 +113,21 @@ def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
     return live | given | known
 
 
-def _explain_pool(key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdapter]) -> str:
-    members = [a for a in adapters if f"{a.metadata.namespace}/{a.spec.pool_ref.name}" == key]
+def _explain_pool(
+    key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdapter]
+) -> PoolExplanation:
+    members = sorted((a for a in adapters if _pool_of(a) == key), key=lambda a: a.key)
     if pool is None:
-        lines = [f"  {adapter.key}: PoolNotFound" for adapter in members]
-        return "\n".join([f"pool {key}: does not exist", *lines])
-    result = plan(
-        [AdapterDemand.from_adapter(adapter) for adapter in members],
-        [_snapshot(pool, engine) for engine in pool.status.engines],
+        lost = (Reason.POOL_NOT_FOUND, f"EnginePool {key} does not exist")
+        unplaced = [Explanation(adapter.key, (), 0, lost, ()) for adapter in members]
+        return PoolExplanation(key, False, 0, 0, tuple(unplaced))
+    result = planned(
+        (AdapterDemand.from_adapter(a) for a in members if not a.metadata.deletion_timestamp),
+        (_snapshot(pool, engine) for engine in pool.status.engines),
     )
-    named, total = len(pool.status.engines), pool.status.total_engines
-    lines = [f"pool {key}: {named} engines" + (f" of {total}" if total > named else "")]
-    for adapter in sorted(members, key=lambda adapter: adapter.key):
-        chosen = result.assignments[adapter.key]
-        lines.append(f"  {adapter.key}: {len(chosen)} of {result.wanted[adapter.key]} engines")
-        if adapter.key in result.blocked:
-            reason, text = result.blocked[adapter.key]
-            lines.append(f"    {reason}: {text}")
-        lines += [f"    {engine}: {why}" for engine, why in result.why[adapter.key].items()]
-    return "\n".join(lines)
+    explained = [explanation(result, a.key) for a in members if a.key in result.entries]
+    known = len(pool.status.engines)
+    return PoolExplanation(key, True, known, pool.status.total_engines, tuple(explained))
 
 
 def _snapshot(pool: EnginePool, engine: PoolEngine) -> EngineSnapshot:
@@ -86,12 +137,15 @@ def _snapshot(pool: EnginePool, engine: PoolEngine) -> EngineSnapshot:
         health=engine.health,
         health_message=engine.message,
         base_models=(pool.spec.base_model,),
+        max_lora_rank=engine.max_lora_rank,
         max_loras=engine.max_loras,
         max_cpu_loras=engine.max_cpu_loras,
         arena_limit_bytes=engine.arena_limit_bytes,
         arena_used_bytes=engine.arena_used_bytes,
         arena_largest_free_bytes=engine.arena_limit_bytes - engine.arena_used_bytes,
         budget_bytes=pool.spec.host_memory_budget_bytes,
+        max_adapters=pool.spec.max_adapters_per_engine,
+        cordoned=engine.cordoned,
     )
 
 
@@ -122,15 +176,15 @@ def _parsed(documents: Iterable[dict[str, Any]], kind: str, model: type[_Kind]) 
     return found
 
 
-async def _from_cluster(pools: set[str]) -> list[dict[str, Any]]:
-    """Return the pools and the adapters of their namespaces; nothing without a cluster."""
+async def _from_cluster(namespaces: set[str]) -> list[dict[str, Any]]:
+    """Return the pools and the adapters of the namespaces; nothing without a cluster."""
     try:
         api = await reads.connect()
     except reads.NoCluster:
         return []
     async with api:
         found: list[dict[str, Any]] = []
-        for namespace in sorted({key.partition("/")[0] for key in pools}):
+        for namespace in sorted(namespaces):
             try:
                 found += await reads.everything(api, namespace)
             except reads.NoAnswer as error:

@@ -9,8 +9,6 @@ from lorafleet_operator import rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.conditions import Reason
@@ -28,7 +26,8 @@ class Placed:
     blocked: tuple[Reason, str] | None = None
     lost_name: bool = False
     """Whether an older adapter owns the served name."""
-    why: Mapping[str, str] = field(default_factory=dict)
+    displaced: frozenset[str] = frozenset()
+    """Pods whose engine has the adapter but gave its place to more important ones."""
 
 
 @dataclass
@@ -135,4 +134,5 @@ class Facts:
                 for entry in view.loaded(self.key)
             ),
             refused=view.uid in self.refusals,
+            displaced=view.pod.name in self.placed.displaced if self.placed else False,
         )

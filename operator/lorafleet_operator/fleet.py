@@ -13,6 +13,7 @@ from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.writes import StatusWriter
 from lorafleet_operator.memory import Memory
+from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.transfer.client import Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
@@ -21,9 +22,8 @@ from lorafleet_operator.wake import Seen, Wakeups
 if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
-    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.settings import OperatorSettings
-    from lorafleet_operator.world import World
+    from lorafleet_operator.world import KnownAdapter, World
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Fleet:
         self.writer = StatusWriter(api)
         self.memory = Memory()
         self.wakeups = Wakeups()
+        self._planners: dict[str, PoolPlanner] = {}
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
@@ -60,8 +61,16 @@ class Fleet:
         """Note a proof of life: an event or a list, which only an API server in reach gives."""
         self.alive_at = asyncio.get_running_loop().time()
 
+    def planner(self, pool: str) -> PoolPlanner:
+        """Return the plan of the pool `<namespace>/<name>`."""
+        return self._planners.setdefault(pool, PoolPlanner())
+
     def sync_links(self) -> None:
         """Open and close connections so that every reachable pod of every pool has one."""
+        living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
+        self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
+        for planner in self._planners.values():
+            planner.stale = True
         wanted: dict[str, Endpoint] = {}
         for pools in self.world.pools.values():
             for pool in sorted(pools, key=lambda pool: pool.metadata.name):
@@ -81,13 +90,18 @@ class Fleet:
         for adapter in self.world.adapters.get(key) or ():
             self.wakeups.wake(adapter.key)
 
-    def adapter_came_or_went(self, adapter: LoRAAdapter) -> None:
+    def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""
+        adapter = known.resource
         key = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
         self.wakeups.wake(pool_loop(key))
-        for other in self.world.adapters.get(key) or ():
-            if other.resource.served_name == adapter.served_name:
-                self.wakeups.wake(other.key)
+        planner = self.planner(key)
+        if gone:
+            planner.forget(known.key)
+        else:
+            planner.note(known)
+        for other in planner.claimants(adapter.served_name):
+            self.wakeups.wake(other)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -109,6 +123,9 @@ class Fleet:
 
     def _engine_changed(self, link: EngineLink, previous: pb.Inventory | None) -> None:
         namespace, _, name = link.endpoint.pod.partition("/")
+        for key, planner in self._planners.items():
+            if key.startswith(f"{namespace}/"):
+                planner.engine_changed(name)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
             if any(pod.name == name for pod in self.world.members(pool)):

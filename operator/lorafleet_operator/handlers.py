@@ -142,8 +142,11 @@ async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo
         fleet.wakeups.wake(_key(body), news=True)
     if event["type"] == "DELETED":
         fleet.seen.forget(str(body.metadata.uid))
-    if event["type"] in ("ADDED", "DELETED"):
-        fleet.adapter_came_or_went(LoRAAdapter.model_validate(dict(body)))
+    gone = event["type"] == "DELETED"
+    if gone or event["type"] == "ADDED" or body.metadata.get("deletionTimestamp"):
+        adapter = LoRAAdapter.model_validate(dict(body))
+        known = KnownAdapter(adapter, body["metadata"]["creationTimestamp"])
+        fleet.adapter_came_or_went(known, gone=gone)
 
 
 @kopf.daemon(*ADAPTERS)

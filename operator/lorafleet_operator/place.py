@@ -1,117 +1,68 @@
-"""From what was observed to the planner's terms and back."""
+"""One adapter's place in the plan of its pool: from what a pass has found to its engines."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.conditions import Reason
-from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.facts import Placed
-from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, plan
+from lorafleet_operator.placement import AdapterDemand, blocked, displaced_from, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.world import EngineView, KnownAdapter
 
 
 def place(facts: Facts, fleet: Fleet) -> None:
-    """Choose the adapter's engines, beside all other adapters of the pool."""
-    reference = facts.adapter.spec.pool_ref.name
-    if facts.pool is None:
-        reason = f"EnginePool {facts.adapter.metadata.namespace}/{reference} does not exist"
+    """Choose the adapter's engines, beside all other adapters of the pool.
+
+    Others whose engines that changes are woken.
+    """
+    metadata, pool = facts.adapter.metadata, facts.pool
+    if pool is None:
+        reason = (
+            f"EnginePool {metadata.namespace}/{facts.adapter.spec.pool_ref.name} does not exist"
+        )
         facts.placed = Placed(blocked=(Reason.POOL_NOT_FOUND, reason))
         return
-    known = fleet.world.adapters.get(facts.pool.key) or ()
-    owner = name_owner(facts, known)
+    planner = fleet.planner(pool.key)
+    planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
+    planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
+    owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
+    if owner is None:
+        planner.plan.set_adapter(demand(facts))
+    else:
+        planner.plan.drop_adapter(facts.key)
+    for key in planner.plan.settle() - {facts.key}:
+        fleet.wakeups.wake(key)
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
         facts.placed = Placed(blocked=(Reason.NAME_TAKEN, text), lost_name=True)
         return
-    grace = fleet.settings.engine_grace_seconds
-    budget = facts.pool.spec.host_memory_budget_bytes
-    result = plan(
-        demands(facts, known),
-        [snapshot(view, grace, budget) for view in facts.engines if view.member],
-        explain=(facts.key,),
-    )
+    entry = planner.plan.entries[facts.key]
     facts.placed = Placed(
-        pods=result.assignments[facts.key],
-        wanted=result.wanted[facts.key],
-        blocked=result.blocked.get(facts.key),
-        why=result.why[facts.key],
+        pods=tuple(sorted(entry.chosen)),
+        wanted=wanted(planner.plan, entry),
+        blocked=blocked(planner.plan, entry),
+        displaced=displaced_from(planner.plan, entry),
     )
 
 
-def name_owner(facts: Facts, known: Iterable[KnownAdapter]) -> str | None:
-    """Return the older adapter of the pool that owns the served name, None if it is free.
+def demand(facts: Facts) -> AdapterDemand:
+    """Return what the pass's adapter needs: what the pass has found out counts, then the status.
 
-    Age decides, then the name, so that both sides come to the same answer without talking.
+    An engine that refused the content for good gets it only if no other can take it, unless it
+    has the adapter: a refused update must not end what is served.
     """
-    mine = (facts.created, facts.key)
-    rivals = sorted(
-        (other.created, other.key)
-        for other in known
-        if other.key != facts.key
-        and not other.deleting
-        and other.resource.served_name == facts.adapter.served_name
-    )
-    return rivals[0][1] if rivals and rivals[0] < mine else None
-
-
-def demands(facts: Facts, known: Iterable[KnownAdapter]) -> list[AdapterDemand]:
-    """Return what every adapter of the pool needs; this one's from the facts of the pass."""
-    mine = AdapterDemand.from_adapter(facts.adapter)
-    mine = replace(
-        mine,
-        size_bytes=mine.size_bytes if facts.size_bytes is None else facts.size_bytes,
-        rank=mine.rank if facts.rank is None else facts.rank,
-    )
-    others = [
-        AdapterDemand.from_adapter(other.resource)
-        for other in known
-        if other.key != facts.key and not other.deleting
-    ]
-    return [mine, *others]
-
-
-def snapshot(view: EngineView, grace_seconds: float, budget: int | None) -> EngineSnapshot:
-    """Return the engine in the planner's terms.
-
-    An engine that was well and has been ill for less than the grace counts as well: a restart
-    must not move adapters about.
-    """
-    inventory = view.inventory
-    health = view.health
-    if health in (EngineHealth.STARTING, EngineHealth.UNREACHABLE):
-        health = EngineHealth.READY if view.ill_for < grace_seconds else health
-    loaded = defaultdict[str, set[str]](set)
-    for entry in inventory.loaded if inventory else ():
-        loaded[entry.adapter].add(entry.digest)
-    facts = EngineSnapshot(
-        pod_name=view.pod.name,
-        pod_uid=view.uid,
-        instance=view.instance,
-        node=view.pod.node,
-        health=health,
-        health_message=view.message,
-        base_models=view.base_models,
-        loaded={adapter: frozenset(digests) for adapter, digests in loaded.items()},
-        budget_bytes=budget,
-    )
-    if inventory is None:
-        return facts
+    known = AdapterDemand.from_adapter(facts.adapter)
     return replace(
-        facts,
-        max_lora_rank=inventory.max_lora_rank,
-        max_loras=inventory.max_loras,
-        max_cpu_loras=inventory.max_cpu_loras,
-        arena_limit_bytes=inventory.arena.limit_bytes,
-        arena_used_bytes=inventory.arena.used_bytes,
-        arena_in_use_bytes=inventory.arena.in_use_bytes,
-        arena_largest_free_bytes=inventory.arena.largest_free_bytes,
+        known,
+        size_bytes=known.size_bytes if facts.size_bytes is None else facts.size_bytes,
+        rank=known.rank if facts.rank is None else facts.rank,
+        refused={
+            view.pod.name: str(facts.refusals[view.uid])
+            for view in facts.engines
+            if view.uid in facts.refusals
+        },
     )

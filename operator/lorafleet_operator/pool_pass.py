@@ -148,11 +148,13 @@ def _entry(view: EngineView) -> PoolEngine:
         engine=view.instance[-128:],
         health=view.health,
         message=" ".join(view.message.split())[:1024],
+        cordoned=view.cordoned,
     )
     if inventory is None:
         return entry
     return entry.model_copy(
         update={
+            "max_lora_rank": inventory.max_lora_rank,
             "max_loras": inventory.max_loras,
             "max_cpu_loras": inventory.max_cpu_loras,
             "loaded": len(inventory.loaded),

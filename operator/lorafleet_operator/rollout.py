@@ -45,6 +45,8 @@ class Holding:
     loaded: tuple[Loaded, ...] = ()
     refused: bool = False
     """Whether this engine refused the wanted revision for good."""
+    displaced: bool = False
+    """Whether more important adapters got its place on this engine."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
     """Return (engine, served name) of what is no longer wanted.
 
     Old served names go once the engine serves the new one; engines that left the plan let go
-    once all engines of the plan serve (make before break). `lost_name`: an older adapter owns
-    the served name, so that everything goes at once.
+    once all engines of the plan serve (make before break); where more important adapters got
+    its place, also when the plan has no other for it. `lost_name`: an older adapter owns the
+    served name, so that everything goes at once.
     """
     desired = wanted.desired()
     settled = bool(desired) and ready(wanted) == len(desired)
@@ -134,7 +137,8 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
         for entry in holding.loaded:
             if entry.draining:
                 continue
-            surplus = not holding.desired and (settled or lost_name)
+            displaced = holding.displaced and not desired
+            surplus = not holding.desired and (settled or displaced or lost_name)
             renamed = entry.served_name != wanted.served_name and serves(wanted, holding)
             if surplus or renamed or lost_name:
                 gone.add((holding.engine, entry.served_name))

@@ -7,10 +7,11 @@ latest inventories.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_operator.api.names import LABEL_CORDONED
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
 
+_ZONE: Final = "topology.kubernetes.io/zone"
 _HEALTH = {
     pb.ENGINE_HEALTH_STARTING: EngineHealth.STARTING,
     pb.ENGINE_HEALTH_READY: EngineHealth.READY,
@@ -59,6 +61,16 @@ class EngineView:
         """Pod UID and start of vLLM: what identifies an engine."""
         started = self.inventory.engine_instance if self.inventory else ""
         return f"{self.pod.uid}/{started}" if started else ""
+
+    @property
+    def zone(self) -> str:
+        """The zone of the pod's node, "" if nobody says."""
+        return dict(self.pod.labels).get(_ZONE, "")
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether the engine is to get no new adapters."""
+        return dict(self.pod.labels).get(LABEL_CORDONED, "").lower() == "true"
 
     @property
     def health(self) -> EngineHealth:

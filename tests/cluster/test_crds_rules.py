@@ -144,7 +144,7 @@ CASES = [
         adapter(source=http("https://me:secret@x/a")),
     ),
     Case(
-        rules.REPLICAS_NEED_SPREAD,
+        rules.REPLICAS_NEED_A_CHOICE,
         adapter(placement={"policy": "Spread", "replicas": 2}),
         adapter(placement={"replicas": 2}),
     ),
@@ -197,7 +197,7 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (adapter(source=None), "spec.source: Required value"),
         (adapter(poolRef={"name": "Not_A_Name"}), "spec.poolRef.name"),
         (adapter(loader="magic"), 'supported values: "direct", "device"'),
-        (adapter(placement={"policy": "BinPack"}), 'supported values: "All", "Spread"'),
+        (adapter(placement={"policy": "Some"}), 'supported values: "All", "Spread", "BinPack"'),
         (adapter(placement={"policy": "Spread", "replicas": 0}), "greater than or equal to 1"),
         (adapter(drainTimeoutSeconds=-1), "spec.drainTimeoutSeconds"),
         (adapter(revisionHistoryLimit=21), "spec.revisionHistoryLimit"),

@@ -215,6 +215,34 @@ async def test_an_engine_that_leaves_the_plan_unloads_and_a_deleted_adapter_goes
         assert [rig.sidecar.store.revisions() for rig in (a, b)] == [[], []]
 
 
+async def test_a_more_important_adapter_takes_a_place_and_gives_it_back_when_it_goes(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        op.fleet.world.pools["team-a"][:] = [pool(maxAdaptersPerEngine=1)]  # type: ignore[index]
+        low = await op.apply(op.adapter("low"))
+        assert ready(low)[0] == "True"
+        with op.fleet.wakeups.loop(low.key) as woken:
+            high = await op.apply(op.adapter("high", "d02-all-fp32", priority=1))
+            async with asyncio.timeout(10):
+                await woken.wait(60)
+        assert ready(high)[0] == "True"
+        low = await op.apply(low)
+        assert ready(low) == (
+            "False",
+            "Preempted",
+            "0 of 1 engines: engine-0: has 1 of 1 adapters; team-a/high of higher priority",
+        )
+        assert set(a.engine.served) == {"team-a/high"}
+        op.fleet.world.adapters["team-a/pool"].remove(  # type: ignore[attr-defined]
+            next(k for k in op.fleet.world.adapters["team-a/pool"] if k.key == high.key)
+        )
+        assert not await let_go(high, op.fleet)
+        low = await op.apply(low)
+        assert ready(low)[0] == "True"
+        assert set(a.engine.served) == {"team-a/low"}
+
+
 async def test_an_update_is_ready_while_requests_still_run_on_the_old_revision(
     volume: Path, tmp_path: Path
 ) -> None:

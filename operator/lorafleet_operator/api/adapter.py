@@ -18,6 +18,7 @@ class PlacementPolicy(StrEnum):
 
     ALL = "All"
     SPREAD = "Spread"
+    BIN_PACK = "BinPack"
 
 
 class Loader(StrEnum):
@@ -46,16 +47,17 @@ class Placement(ApiModel):
     """Which engines of the pool get the adapter."""
 
     policy: PlacementPolicy = PlacementPolicy.ALL
-    """All: every engine of the pool. Spread: `replicas` engines, those with fewest adapters."""
+    """All: every engine of the pool. Spread: `replicas` engines, apart from each other and with the
+    most room. BinPack: `replicas` engines, the fullest that still have room."""
     replicas: Int32 | None = Field(default=None, ge=1, le=1000)
-    """Number of engines for policy Spread; 1 if left out."""
+    """Number of engines for policies Spread and BinPack; 1 if left out."""
 
-    model_config = ConfigDict(json_schema_extra=validations(rules.REPLICAS_NEED_SPREAD))
+    model_config = ConfigDict(json_schema_extra=validations(rules.REPLICAS_NEED_A_CHOICE))
 
     @model_validator(mode="after")
-    def _replicas_need_spread(self) -> Self:
-        if self.replicas is not None and self.policy is not PlacementPolicy.SPREAD:
-            raise ValueError(rules.REPLICAS_NEED_SPREAD.message)
+    def _replicas_need_a_choice(self) -> Self:
+        if self.replicas is not None and self.policy is PlacementPolicy.ALL:
+            raise ValueError(rules.REPLICAS_NEED_A_CHOICE.message)
         return self
 
 
@@ -82,6 +84,9 @@ class LoRAAdapterSpec(ApiModel):
     """How engines build the adapter: direct (from the arena) or device (on the GPU)."""
     pinned: bool = False
     """Whether the adapter keeps a GPU slot of its own and is never evicted."""
+    priority: Int32 = Field(default=0, ge=-1_000_000, le=1_000_000)
+    """More is more important: where there is no room, adapters of lower priority that are not pinned
+    give way, the least important first and as few as will do."""
     revision_history_limit: Int32 = Field(default=2, ge=0, le=20)
     """How many earlier revisions stay staged for a rollback."""
     drain_timeout_seconds: Int32 = Field(default=60, ge=0, le=3600)

@@ -112,6 +112,8 @@ class Reason(StrEnum):
     """No engine of the pool can take the adapter; the message says why for each."""
     NO_CAPACITY = "NoCapacity"
     """Fewer engines than wanted have room; those that have are used."""
+    PREEMPTED = "Preempted"
+    """Adapters of higher priority took its place on engines, and no other engine has room."""
 
     # Loaded
     LOADED = "Loaded"

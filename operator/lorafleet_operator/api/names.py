@@ -26,6 +26,9 @@ LABEL_ENGINE_POOL: Final = f"{GROUP}/engine-pool"
 LABEL_BASE_MODEL: Final = f"{GROUP}/base-model"
 """Suggested label of engine pods: their base model, in a form that labels allow."""
 
+LABEL_CORDONED: Final = f"{GROUP}/cordoned"
+"""Value "true" on an engine pod: it keeps the adapters that it has and gets no new ones."""
+
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """Value "true" on an adapter: the operator observes and reports, and changes nothing."""
 

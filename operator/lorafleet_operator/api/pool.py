@@ -44,6 +44,8 @@ class EnginePoolSpec(ApiModel):
         },
     )
     """Most arena bytes that placement uses on one engine; its whole arena if left out."""
+    max_adapters_per_engine: Int32 | None = Field(default=None, ge=1, le=100_000)
+    """Most adapters that placement puts on one engine; as many as its arena holds if left out."""
 
     @field_validator("host_memory_budget")
     @classmethod
@@ -79,6 +81,10 @@ class PoolEngine(ApiModel):
     """Unreachable, Starting, Ready, Stock or Refused."""
     message: Message = ""
     """Why the engine is not Ready."""
+    cordoned: bool = False
+    """Whether the pod's label lorafleet.dev/cordoned keeps new adapters away."""
+    max_lora_rank: Int32 = Field(default=0, ge=0)
+    """Largest rank that the engine takes (vLLM's max_lora_rank)."""
     max_loras: Int32 = Field(default=0, ge=0)
     """GPU slots of the engine (vLLM's max_loras)."""
     max_cpu_loras: Int32 = Field(default=0, ge=0)

@@ -100,9 +100,9 @@ NO_USER_IN_URL: Final = Rule(
     "must not hold a user or password; put them into the Secret of source.credentialsSecretRef",
 )
 
-REPLICAS_NEED_SPREAD: Final = Rule(
-    "!has(self.replicas) || self.policy == 'Spread'",
-    "placement.replicas is for policy Spread; policy All takes every engine of the pool",
+REPLICAS_NEED_A_CHOICE: Final = Rule(
+    "!has(self.replicas) || self.policy != 'All'",
+    "placement.replicas is for policies Spread and BinPack; policy All takes every engine of the pool",
 )
 
 SELECTOR_NOT_EMPTY: Final = Rule(

@@ -1,12 +1,46 @@
 """Which engine gets which adapter: pure functions of what was observed; no I/O, no clock.
 
-engines   EngineSnapshot and AdapterDemand: everything that planning may look at
-policies  the checks that an engine must pass, in order, and what each policy wants
-plan      plan(adapters, engines) -> PlacementPlan, with a reason for each engine
+engines      EngineSnapshot: what planning may know of an engine
+demands      AdapterDemand: what planning may know of an adapter
+filters      what an engine must be to take an adapter at all
+capacity     whether it has room beside what the plan has put there
+board        engines and their planned load, found again by room and content
+choose       which of those with room is best
+preempt      whose place a more important adapter may take
+turns        who is served first
+planner      Planner: the plan of a pool, kept up to date as facts change
+plan         plan(): the same from nothing
+explanation  for each engine why or why not
 """
 
-from .engines import AdapterDemand, EngineSnapshot
-from .plan import PlacementPlan, plan
-from .policies import PlacementSettings
+from .demands import AdapterDemand, Policy, Residency
+from .engines import EngineSnapshot
+from .explanation import (
+    EngineLine,
+    Explanation,
+    Verdict,
+    blocked,
+    displaced_from,
+    explanation,
+    wanted,
+)
+from .plan import PlacementPlan, plan, planned
+from .planner import Planner
 
-__all__ = ["AdapterDemand", "EngineSnapshot", "PlacementPlan", "PlacementSettings", "plan"]
+__all__ = [
+    "AdapterDemand",
+    "EngineLine",
+    "EngineSnapshot",
+    "Explanation",
+    "PlacementPlan",
+    "Planner",
+    "Policy",
+    "Residency",
+    "Verdict",
+    "blocked",
+    "displaced_from",
+    "explanation",
+    "plan",
+    "planned",
+    "wanted",
+]

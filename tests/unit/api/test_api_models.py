@@ -44,6 +44,7 @@ def test_defaults_are_those_of_the_crd() -> None:
         "placement": {"policy": "All"},
         "loader": "direct",
         "pinned": False,
+        "priority": 0,
         "revisionHistoryLimit": 2,
         "drainTimeoutSeconds": 60,
         "allowBaseMismatch": False,
@@ -93,7 +94,7 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
             "exactly one of source.s3, source.gcs, source.azureBlob, source.http",
         ),
         ({"dropUnmatched": "all"}, "tower"),
-        ({"placement": {"replicas": 2}}, "policy Spread"),
+        ({"placement": {"replicas": 2}}, "policies Spread and BinPack"),
         ({"servedName": ".."}, "invalid adapter name"),
         ({"loader": "magic"}, "direct"),
     ],
@@ -151,9 +152,10 @@ def test_pool_defaults_and_budget() -> None:
     assert EnginePool.model_validate(pool()).spec.host_memory_budget_bytes is None
 
 
-def test_placement_may_name_replicas_only_to_spread() -> None:
-    placement = Placement.model_validate({"policy": "Spread", "replicas": 2})
-    assert placement.to_api() == {"policy": "Spread", "replicas": 2}
+@pytest.mark.parametrize("policy", ["Spread", "BinPack"])
+def test_placement_may_name_replicas_where_not_all_engines_are_taken(policy: str) -> None:
+    placement = Placement.model_validate({"policy": policy, "replicas": 2})
+    assert placement.to_api() == {"policy": policy, "replicas": 2}
 
 
 def test_a_message_in_a_status_is_one_line_and_cut() -> None:

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 from lorafleet_operator.api.conditions import Reason
-from lorafleet_operator.api.v1alpha1 import EngineHealth, LoRAAdapter, PlacementPolicy
-from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, PlacementSettings, plan
+from lorafleet_operator.api.v1alpha1 import EngineHealth, LoRAAdapter
+from lorafleet_operator.placement import (
+    AdapterDemand,
+    EngineSnapshot,
+    PlacementPlan,
+    Policy,
+    Residency,
+    plan,
+)
 
 MIB = 1 << 20
 
@@ -27,9 +34,7 @@ def engine(name: str, **facts: Any) -> EngineSnapshot:
 
 def spread(key: str, replicas: int = 1, **facts: Any) -> AdapterDemand:
     defaults = {"base_model": "tiny/base", "size_bytes": 2 * MIB, "rank": 8}
-    return AdapterDemand(
-        key=key, policy=PlacementPolicy.SPREAD, replicas=replicas, **{**defaults, **facts}
-    )
+    return AdapterDemand(key=key, policy=Policy.SPREAD, replicas=replicas, **{**defaults, **facts})
 
 
 def everywhere(key: str, **facts: Any) -> AdapterDemand:
@@ -37,8 +42,12 @@ def everywhere(key: str, **facts: Any) -> AdapterDemand:
     return AdapterDemand(key=key, **{**defaults, **facts})
 
 
-def has(*keys: str) -> dict[str, frozenset[str]]:
-    return {key: frozenset({"sha256:1"}) for key in keys}
+def has(*keys: str) -> frozenset[str]:
+    return frozenset(keys)
+
+
+def said(result: PlacementPlan, key: str) -> dict[str, str]:
+    return {line.engine: str(line) for line in result.why[key].engines}
 
 
 def test_policy_all_takes_every_engine() -> None:
@@ -137,14 +146,14 @@ def test_an_empty_pool_blocks() -> None:
             "needs 9.0 MiB, may use 8.0 MiB",
         ),
         (
-            {"pinned": True},
+            {"residency": Residency.GPU},
             {"health": EngineHealth.STOCK},
             Reason.PLUGIN_INACTIVE,
             "pinned needs the plugin, which is not live",
         ),
         ({}, {"cordoned": True}, Reason.NO_MATCHING_ENGINES, "is cordoned"),
         (
-            {"pinned": True},
+            {"residency": Residency.GPU},
             {"max_loras": 1},
             Reason.NO_CAPACITY,
             "has 0 pinned adapters for 1 GPU slots, one stays free",
@@ -167,7 +176,7 @@ def test_each_refusal_has_its_reason_and_says_found_and_wanted(
     result = plan([spread("t/a", **demand)], [engine("p-0", **facts)])
     assert result.assignments == {"t/a": ()}
     assert result.blocked["t/a"] == (reason, f"0 of 1 engines: p-0: {text}")
-    assert result.why["t/a"] == {"p-0": f"refused: {text}"}
+    assert said(result, "t/a") == {"p-0": f"refused: {text}"}
 
 
 def test_what_is_not_known_yet_refuses_nothing() -> None:
@@ -197,7 +206,7 @@ def test_unpinned_adapters_may_be_more_than_the_slots() -> None:
 
 
 def test_pinned_adapters_leave_one_slot_free_and_go_first() -> None:
-    pinned = [spread(f"t/{i}", pinned=True) for i in range(3)]
+    pinned = [spread(f"t/{i}", residency=Residency.GPU) for i in range(3)]
     result = plan([spread("a/unpinned"), *pinned], [engine("p-0", max_loras=3)])
     assert result.assignments["t/2"] == ()
     assert result.blocked["t/2"][1].endswith(
@@ -207,11 +216,7 @@ def test_pinned_adapters_leave_one_slot_free_and_go_first() -> None:
 
 
 def test_a_setting_bounds_the_adapters_of_an_engine() -> None:
-    result = plan(
-        [spread("t/a"), spread("t/b")],
-        [engine("p-0")],
-        PlacementSettings(max_adapters_per_engine=1),
-    )
+    result = plan([spread("t/a"), spread("t/b")], [engine("p-0", max_adapters=1)])
     assert result.blocked["t/b"][1] == "0 of 1 engines: p-0: has 1 of 1 adapters"
 
 
@@ -251,7 +256,7 @@ def test_all_ignores_engines_whose_rank_is_too_small_while_others_fit() -> None:
     result = plan([everywhere("t/a")], [engine("p-0"), engine("p-1", max_lora_rank=4)])
     assert result.assignments == {"t/a": ("p-0",)}
     assert result.blocked == {}
-    assert result.why["t/a"]["p-1"] == "refused: LoRA rank 8 is greater than max_lora_rank 4"
+    assert said(result, "t/a")["p-1"] == "refused: LoRA rank 8 is greater than max_lora_rank 4"
 
 
 def test_different_refusals_sum_up_to_no_matching_engines() -> None:
@@ -274,18 +279,17 @@ def test_a_message_names_five_engines_and_counts_the_rest() -> None:
 def test_why_explains_every_engine_and_only_what_was_asked() -> None:
     engines = [engine("p-0", loaded=has("t/a")), engine("p-1"), engine("p-2", cordoned=True)]
     result = plan([spread("t/a"), spread("t/b")], engines, explain={"t/a"})
-    assert result.why == {
-        "t/a": {
-            "p-0": "chosen: has it already",
-            "p-1": "not needed: 1 of 1 engines chosen",
-            "p-2": "refused: is cordoned",
-        }
+    assert set(result.why) == {"t/a"}
+    assert said(result, "t/a") == {
+        "p-0": "chosen: has it already",
+        "p-1": "not needed: 1 of 1 engines chosen",
+        "p-2": "refused: is cordoned",
     }
 
 
 def test_why_tells_what_an_engine_has_from_what_it_was_chosen_for() -> None:
     result = plan([spread("t/a", current=frozenset({"p-0"}))], [engine("p-0"), engine("p-1")])
-    assert result.why["t/a"]["p-0"] == "chosen: was chosen before"
+    assert said(result, "t/a")["p-0"] == "chosen: was chosen before"
 
 
 def test_a_demand_follows_from_spec_and_status() -> None:
@@ -298,8 +302,14 @@ def test_a_demand_follows_from_spec_and_status() -> None:
                 "source": {"http": {"url": "http://x"}},
                 "placement": {"policy": "Spread", "replicas": 2},
                 "pinned": True,
+                "priority": 7,
             },
-            "status": {"sizeBytes": 5, "rank": 4, "engines": [{"podName": "p-0"}]},
+            "status": {
+                "sizeBytes": 5,
+                "rank": 4,
+                "digest": "sha256:1",
+                "engines": [{"podName": "p-0"}],
+            },
         }
     )
     assert AdapterDemand.from_adapter(resource) == AdapterDemand(
@@ -307,8 +317,10 @@ def test_a_demand_follows_from_spec_and_status() -> None:
         base_model="b",
         size_bytes=5,
         rank=4,
-        policy=PlacementPolicy.SPREAD,
+        policy=Policy.SPREAD,
         replicas=2,
-        pinned=True,
+        residency=Residency.GPU,
+        priority=7,
+        digest="sha256:1",
         current=frozenset({"p-0"}),
     )

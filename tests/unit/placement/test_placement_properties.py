@@ -2,126 +2,59 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random  # noqa: TC003  # hypothesis reads annotations
 
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, Phase, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from lorafleet_operator.api.v1alpha1 import EngineHealth, PlacementPolicy
+from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import (
     AdapterDemand,
     EngineSnapshot,
-    PlacementPlan,
-    PlacementSettings,
+    Policy,
+    Verdict,
     plan,
+    planned,
+)
+from placement_fleets import (
+    CHOSEN_BY_COUNT,
+    PODS,
+    adapter_lists,
+    carried_out,
+    engine_lists,
+    engines_named,
+    over_capacity,
 )
 
-KEYS = [f"t/{letter}" for letter in "abcdefgh"]
-PODS = [f"p-{number}" for number in range(6)]
-
 # A busy machine is no failure.
-unhurried = hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-limits = st.builds(PlacementSettings, st.none() | st.integers(1, 4))
-
-
-@st.composite
-def engine_lists(draw: st.DrawFn) -> list[EngineSnapshot]:
-    names = draw(st.lists(st.sampled_from(PODS[:5]), unique=True, max_size=5))
-    return [draw(engines_named(name)) for name in names]
-
-
-def engines_named(name: str) -> st.SearchStrategy[EngineSnapshot]:
-    # Mostly engines that could take something, or nothing would ever compete for room.
-    limit = st.integers(8, 20)
-    return st.builds(
-        EngineSnapshot,
-        pod_name=st.just(name),
-        health=st.sampled_from([EngineHealth.READY] * 6 + list(EngineHealth)),
-        base_models=st.sampled_from([(), ("x",), ("x", "y")]),
-        max_lora_rank=st.sampled_from([0, 8, 16]),
-        max_loras=st.integers(1, 4),
-        loaded=st.dictionaries(st.sampled_from(KEYS), st.just(frozenset({"d"})), max_size=4),
-        arena_limit_bytes=limit,
-        arena_used_bytes=limit,
-        arena_in_use_bytes=limit,
-        arena_largest_free_bytes=limit,
-        budget_bytes=st.none() | limit,
-        cordoned=st.sampled_from([False, False, False, True]),
-    )
-
-
-@st.composite
-def adapter_lists(draw: st.DrawFn) -> list[AdapterDemand]:
-    keys = draw(st.lists(st.sampled_from(KEYS), unique=True, max_size=8))
-    return [
-        draw(
-            st.builds(
-                AdapterDemand,
-                key=st.just(key),
-                base_model=st.sampled_from(["x", "x", "x", "y"]),
-                size_bytes=st.none() | st.integers(2, 12),
-                rank=st.none() | st.sampled_from([4, 8, 8, 16]),
-                policy=st.sampled_from(PlacementPolicy),
-                replicas=st.integers(1, 4),
-                pinned=st.booleans(),
-                current=st.frozensets(st.sampled_from(PODS[:5]), max_size=3),
-            )
-        )
-        for key in keys
-    ]
-
-
-def settled(
-    adapters: list[AdapterDemand], engines: list[EngineSnapshot], result: PlacementPlan
-) -> tuple[list[AdapterDemand], list[EngineSnapshot]]:
-    """Return the fleet after `result` was carried out."""
-    moved = [replace(a, current=frozenset(result.assignments[a.key])) for a in adapters]
-    loaded = [
-        replace(
-            e,
-            loaded={
-                key: frozenset({"d"})
-                for key, pods in result.assignments.items()
-                if e.pod_name in pods
-            },
-        )
-        for e in engines
-    ]
-    return moved, loaded
+unhurried = hypothesis_settings(
+    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits)
+@given(adapter_lists(), engine_lists())
 def test_no_engine_is_over_capacity(
-    adapters: list[AdapterDemand], engines: list[EngineSnapshot], settings: PlacementSettings
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    result = plan(adapters, engines, settings)
-    for engine in engines:
-        here = [a for a in adapters if engine.pod_name in result.assignments[a.key]]
-        if not here:
-            continue
-        assert engine.healthy
-        assert sum(a.size_bytes or 0 for a in here) <= engine.capacity_bytes
-        assert sum(a.pinned for a in here) < engine.max_loras
-        if settings.max_adapters_per_engine is not None:
-            assert len(here) <= settings.max_adapters_per_engine
-        for a in here:
-            assert not engine.base_models or a.base_model in engine.base_models
-            assert not engine.max_lora_rank or (a.rank or 0) <= engine.max_lora_rank
-            assert not engine.cordoned or a.on(engine)
+    assert over_capacity(engines, adapters, plan(adapters, engines).assignments) == []
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits)
+@given(adapter_lists(), engine_lists())
 def test_an_adapter_is_blocked_exactly_when_it_has_fewer_engines_than_it_wants(
-    adapters: list[AdapterDemand], engines: list[EngineSnapshot], settings: PlacementSettings
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    result = plan(adapters, engines, settings)
+    result = plan(adapters, engines)
     assert set(result.assignments) == set(result.wanted) == {a.key for a in adapters}
     for a in adapters:
         chosen, wanted = len(result.assignments[a.key]), result.wanted[a.key]
         assert chosen <= wanted
+        if a.policy is Policy.ON_DEMAND:
+            assert a.key not in result.blocked
+            continue
         assert (a.key in result.blocked) == (chosen < wanted or chosen == 0)
         if a.key in result.blocked:
             message = result.blocked[a.key][1]
@@ -130,75 +63,138 @@ def test_an_adapter_is_blocked_exactly_when_it_has_fewer_engines_than_it_wants(
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits)
-def test_every_engine_is_explained(
-    adapters: list[AdapterDemand], engines: list[EngineSnapshot], settings: PlacementSettings
+@given(adapter_lists(), engine_lists())
+def test_replicas_are_honoured_wherever_an_engine_would_take_one_more(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    result = plan(adapters, engines, settings)
+    result = plan(adapters, engines)
     for a in adapters:
-        assert set(result.why[a.key]) == {e.pod_name for e in engines}
-        for pod, line in result.why[a.key].items():
-            assert line.startswith("chosen: ") == (pod in result.assignments[a.key])
+        if a.policy in CHOSEN_BY_COUNT and len(result.assignments[a.key]) < a.replicas:
+            lines = result.why[a.key].engines
+            assert {line.verdict for line in lines} <= {Verdict.CHOSEN, Verdict.REFUSED}
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits, st.randoms(use_true_random=False))
-def test_the_order_of_the_arguments_does_not_matter(
-    adapters: list[AdapterDemand],
-    engines: list[EngineSnapshot],
-    settings: PlacementSettings,
-    random: Random,
+@given(adapter_lists(), engine_lists())
+def test_every_engine_is_explained(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    first = plan(adapters, engines, settings)
+    result = plan(adapters, engines)
+    for a in adapters:
+        lines = result.why[a.key].engines
+        assert [line.engine for line in lines] == sorted(e.pod_name for e in engines)
+        for line in lines:
+            chosen = line.engine in result.assignments[a.key]
+            assert (line.verdict is Verdict.CHOSEN) == chosen
+            assert (line.reason is None) == (line.verdict is not Verdict.REFUSED)
+            assert line.text
+            assert "\n" not in line.text
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(), st.randoms(use_true_random=False))
+def test_the_order_of_the_arguments_does_not_matter(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], random: Random
+) -> None:
+    first = plan(adapters, engines)
     shuffled_adapters, shuffled_engines = list(adapters), list(engines)
     random.shuffle(shuffled_adapters)
     random.shuffle(shuffled_engines)
-    assert plan(shuffled_adapters, shuffled_engines, settings) == first
+    assert plan(shuffled_adapters, shuffled_engines) == first
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits)
+@given(adapter_lists(), engine_lists())
 def test_a_plan_that_was_carried_out_is_kept(
-    adapters: list[AdapterDemand], engines: list[EngineSnapshot], settings: PlacementSettings
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    first = plan(adapters, engines, settings)
-    again = plan(*settled(adapters, engines, first), settings)
+    first = plan(adapters, engines)
+    again = plan(*carried_out(adapters, engines, first.assignments))
     for key, pods in first.assignments.items():
         assert set(pods) <= set(again.assignments[key])
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits, st.data())
+@given(adapter_lists(), engine_lists(), st.data())
 def test_removing_one_adapter_moves_no_other(
-    adapters: list[AdapterDemand],
-    engines: list[EngineSnapshot],
-    settings: PlacementSettings,
-    data: st.DataObject,
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
 ) -> None:
-    if not adapters:
-        return
-    first = plan(adapters, engines, settings)
-    adapters, engines = settled(adapters, engines, first)
+    assume(adapters)
+    first = plan(adapters, engines)
+    adapters, engines = carried_out(adapters, engines, first.assignments)
     gone = data.draw(st.sampled_from(adapters))
-    rest = plan([a for a in adapters if a is not gone], engines, settings)
+    rest = plan([a for a in adapters if a is not gone], engines)
     for key, pods in rest.assignments.items():
         assert set(first.assignments[key]) <= set(pods)
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), limits, engines_named(PODS[5]))
+@given(adapter_lists(), engine_lists(), engines_named(PODS[5]))
 def test_adding_an_engine_moves_at_most_the_unplaced(
-    adapters: list[AdapterDemand],
-    engines: list[EngineSnapshot],
-    settings: PlacementSettings,
-    new: EngineSnapshot,
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], new: EngineSnapshot
 ) -> None:
-    first = plan(adapters, engines, settings)
-    adapters, engines = settled(adapters, engines, first)
-    new = replace(new, loaded={})
-    second = plan(adapters, [*engines, new], settings)
+    first = plan(adapters, engines)
+    adapters, engines = carried_out(adapters, engines, first.assignments)
+    second = plan(adapters, [*engines, replace(new, loaded=frozenset())])
     for a in adapters:
         before, after = set(first.assignments[a.key]), set(second.assignments[a.key])
         assert before <= after
-        if a.policy is PlacementPolicy.SPREAD and a.key not in first.blocked:
+        if a.policy in CHOSEN_BY_COUNT and a.key not in first.blocked:
             assert after == before
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(least=2), st.data())
+def test_an_engine_that_dies_moves_only_what_it_carried_and_each_of_it_once(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
+) -> None:
+    level = [replace(a, priority=0) for a in adapters]
+    first = plan(level, engines)
+    level, engines = carried_out(level, engines, first.assignments)
+    dead = data.draw(st.sampled_from(engines))
+    ill = replace(dead, health=EngineHealth.UNREACHABLE)
+    second = plan(level, [ill if e is dead else e for e in engines])
+    for a in level:
+        before, after = set(first.assignments[a.key]), set(second.assignments[a.key])
+        assert before - after <= {dead.pod_name}
+        if a.key not in first.blocked and a.policy in CHOSEN_BY_COUNT:
+            assert len(after - before) <= len(before - after)
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(), st.data())
+def test_what_keeps_its_place_is_never_displaced_and_others_only_by_higher_priority(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
+) -> None:
+    assume(adapters)
+    planner = planned(adapters, engines)
+    before = {key: set(entry.chosen) for key, entry in planner.entries.items()}
+    which = data.draw(st.sampled_from(adapters))
+    priority, size = data.draw(st.integers(0, 9)), data.draw(st.integers(2, 12))
+    planner.set_adapter(replace(which, priority=priority, size_bytes=size))
+    planner.settle()
+    for a in adapters:
+        if a.secure or a.priority >= priority:
+            lost = before[a.key] - planner.entries[a.key].chosen.keys()
+            assert not lost or a is which
+
+
+@unhurried
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 12), st.booleans())
+def test_many_adapters_of_one_tenant_do_not_starve_the_few_of_another(
+    many: int, few: int, places: int, first_by_name: bool
+) -> None:
+    noisy, quiet = ("a", "b") if first_by_name else ("b", "a")
+    counts = {noisy: many, quiet: few}
+    adapters = [
+        AdapterDemand(key=f"{tenant}/{number:02}", size_bytes=1, policy=Policy.SPREAD)
+        for tenant, count in counts.items()
+        for number in range(count)
+    ]
+    engine = EngineSnapshot("p-0", arena_limit_bytes=places, arena_largest_free_bytes=places)
+    placed = Counter(
+        key.partition("/")[0] for key, pods in plan(adapters, [engine]).assignments.items() if pods
+    )
+    for tenant, count in counts.items():
+        assert placed[tenant] >= min(count, places // 2)
+    assert placed.total() == min(many + few, places)

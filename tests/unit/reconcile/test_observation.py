@@ -10,20 +10,20 @@ from lorafleet_operator.cluster.reads import engine_pod
 from lorafleet_operator.cluster.writes import merge_patch
 from lorafleet_operator.deletion import Waiting
 from lorafleet_operator.fleet import adapters_affected
-from lorafleet_operator.place import name_owner, snapshot
 from lorafleet_operator.pool_pass import orphans, pool_status
-from operator_builders import adapter, engine, facts, known, loaded, pool, staged
+from lorafleet_operator.pool_planner import PoolPlanner, snapshot
+from operator_builders import adapter, engine, known, loaded, pool, staged
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
 def test_an_engine_that_restarts_counts_as_well_for_the_time_of_grace() -> None:
     starting = {"health": pb.ENGINE_HEALTH_STARTING}
-    assert snapshot(engine(ill_for=10, **starting), 60, None).healthy
-    assert not snapshot(engine(ill_for=61, **starting), 60, None).healthy
-    assert not snapshot(engine(ill_for=float("inf"), **starting), 60, None).healthy
+    assert snapshot(engine(ill_for=10, **starting), 60, pool().spec).healthy
+    assert not snapshot(engine(ill_for=61, **starting), 60, pool().spec).healthy
+    assert not snapshot(engine(ill_for=float("inf"), **starting), 60, pool().spec).healthy
     refused = engine(ill_for=1, health=pb.ENGINE_HEALTH_REFUSED, health_message="no --enable-lora")
-    found = snapshot(refused, 60, None)
+    found = snapshot(refused, 60, pool().spec)
     assert (found.health, found.health_message) == (EngineHealth.REFUSED, "no --enable-lora")
 
 
@@ -33,10 +33,15 @@ def test_of_adapters_with_one_served_name_the_oldest_owns_it_then_the_first_by_n
         known("a", "2026-01-02T00:00:00Z", servedName="shared"),
         known("z", "2025-01-01T00:00:00Z"),
     ]
-    mine = facts(adapter=adapter("c", servedName="shared"))
-    assert name_owner(mine, rivals) == "team-a/b"
-    first = facts(adapter=adapter("a", servedName="shared"))
-    assert name_owner(first, rivals) is None
+    planner = PoolPlanner()
+    planner.look_at_adapters(rivals)
+    assert planner.claim("team-a/c", "shared", "2026-01-01T00:00:00Z") == "team-a/b"
+    assert planner.claim("team-a/a", "shared", "2026-01-01T00:00:00Z") is None
+    assert sorted(planner.claimants("shared")) == ["team-a/a", "team-a/b", "team-a/c"]
+    planner.forget("team-a/a")
+    assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None
+    assert planner.claim("team-a/b", "free", "2026-01-01T00:00:00Z") is None
+    assert planner.claim("team-a/c", "shared", "2026-01-01T00:00:00Z") is None
 
 
 def test_a_load_wakes_its_own_adapter_alone() -> None:

@@ -137,6 +137,18 @@ def test_an_adapter_that_lost_its_name_lets_go_everywhere_at_once() -> None:
     assert rollout.to_retire(wanted, lost_name=True) == [("a", NAME)]
 
 
+def test_an_adapter_that_gave_its_place_away_lets_go_once_it_serves_elsewhere_or_has_nowhere_to_go() -> (
+    None
+):
+    given = engine("a", NEW, serving(NEW), desired=False, displaced=True)
+    assert rollout.to_retire(Wanted(NAME, holdings=(given,))) == [("a", NAME)]
+    for elsewhere, gone in (
+        (engine("b", NEW), []),
+        (engine("b", NEW, serving(NEW)), [("a", NAME)]),
+    ):
+        assert rollout.to_retire(Wanted(NAME, holdings=(given, elsewhere))) == gone
+
+
 def test_an_engine_without_contact_is_no_proof_of_readiness() -> None:
     wanted = Wanted(
         NAME,

@@ -1,0 +1,110 @@
+"""What people want: each adapter in the planner's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+
+
+class Policy(StrEnum):
+    """How many engines get an adapter, and which are preferred."""
+
+    ALL = "All"  # every engine that can take it
+    SPREAD = "Spread"  # replicas, apart from each other, on the engines with most room
+    BIN_PACK = "BinPack"  # replicas, on the fullest engines that still have room
+    ON_DEMAND = "OnDemand"  # none: it stays where a request has brought it
+
+
+class Residency(StrEnum):
+    """What an engine has to keep ready for an adapter."""
+
+    GPU = "gpu"  # pinned: a slot and a place in host memory of its own
+    HOST = "host"  # a place in host memory of its own
+    SHARED = "shared"  # slots and places are shared, least recently used out first
+
+
+@dataclass(frozen=True)
+class AdapterDemand:
+    """One adapter and what it needs. `size_bytes` and `rank` are None until they are known."""
+
+    key: str  # "<namespace>/<name>"
+    base_model: str = ""
+    size_bytes: int | None = None  # arena bytes of its extent
+    rank: int | None = None
+    policy: Policy = Policy.ALL
+    replicas: int = 1  # for Spread and BinPack
+    residency: Residency = Residency.SHARED
+    priority: int = 0  # more is more important
+    guaranteed: bool = False  # within its tenant's guarantee: never pre-empted
+    digest: str = ""  # of the content that was last served: engines may have it staged
+    current: frozenset[str] = frozenset()  # pods that were chosen before (status.engines)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Pod -> what its engine said when it refused this content for good."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose adapter it is: its namespace."""
+        return self.key.partition("/")[0]
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it keeps a GPU slot of its own."""
+        return self.residency is Residency.GPU
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it keeps a place in the engine's host memory of its own."""
+        return self.residency is not Residency.SHARED
+
+    @property
+    def secure(self) -> bool:
+        """Whether no other adapter, however important, may take its place."""
+        return self.reserved or self.guaranteed
+
+    @property
+    def limit(self) -> int | None:
+        """The most engines that it gets, None for as many as there are."""
+        return self.replicas if self.policy in (Policy.SPREAD, Policy.BIN_PACK) else None
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What it asks of an engine: where one has room, another of its shape has."""
+        return (
+            self.base_model,
+            self.size_bytes,
+            self.rank,
+            self.residency,
+            frozenset(self.refused),
+        )
+
+    def same_needs(self, other: AdapterDemand) -> bool:
+        """Return whether `other` asks for the same: what was chosen for one is right for both."""
+        return self._needs == other._needs
+
+    @cached_property
+    def _needs(self) -> tuple[object, ...]:
+        return (*self.shape, self.policy, self.limit, self.priority, self.guaranteed)
+
+    @classmethod
+    def from_adapter(cls, adapter: LoRAAdapter) -> AdapterDemand:
+        """Return the demand of a resource, from its spec and what its status remembers."""
+        placement, status = adapter.spec.placement, adapter.status
+        return cls(
+            key=adapter.key,
+            base_model=adapter.spec.base_model,
+            size_bytes=status.size_bytes,
+            rank=status.rank,
+            policy=Policy(placement.policy),
+            replicas=placement.replicas or 1,
+            residency=Residency.GPU if adapter.spec.pinned else Residency.SHARED,
+            priority=adapter.spec.priority,
+            digest=status.digest,
+            current=frozenset(engine.pod_name for engine in status.engines),
+        )

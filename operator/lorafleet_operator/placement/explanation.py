@@ -1,0 +1,225 @@
+"""Why an adapter is where it is: one line for each engine, and one for what it lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from lorafleet_operator.api.conditions import Reason
+from lorafleet_operator.api.v1alpha1 import EngineHealth
+
+from .capacity import Shortage, shortage_text
+from .demands import Policy
+from .filters import Refusal, filter_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .board import Carrier
+    from .planner import Entry, Planner
+
+_NAMED_ENGINES: Final = 5
+"""How many engines a message names before it only counts them."""
+
+
+class Verdict(StrEnum):
+    """What became of one engine for one adapter."""
+
+    CHOSEN = "chosen"
+    REFUSED = "refused"
+    NOT_NEEDED = "not needed"
+
+
+@dataclass(frozen=True)
+class EngineLine:
+    """Why one engine has the adapter or not."""
+
+    engine: str
+    verdict: Verdict
+    text: str
+    reason: Reason | None = None
+    """For programs, of a refusal."""
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where one adapter goes and why, engine by engine, in the order of their names.
+
+    `blocked`: why it gets fewer engines than `wanted`, None if it gets them all.
+    """
+
+    adapter: str
+    chosen: tuple[str, ...]
+    wanted: int
+    blocked: tuple[Reason, str] | None
+    engines: tuple[EngineLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the explanation as JSON; the fields are stable."""
+        blocked = self.blocked and {"reason": self.blocked[0], "message": self.blocked[1]}
+        return {
+            "adapter": self.adapter,
+            "wanted": self.wanted,
+            "chosen": list(self.chosen),
+            "blocked": blocked,
+            "engines": [
+                {
+                    "engine": line.engine,
+                    "verdict": line.verdict,
+                    "reason": line.reason or "",
+                    "message": line.text,
+                }
+                for line in self.engines
+            ],
+        }
+
+    def __str__(self) -> str:
+        """The explanation for people: what is lacking, then one line for each engine."""
+        lines = [f"{self.adapter}: {len(self.chosen)} of {self.wanted} engines"]
+        if self.blocked:
+            lines.append(f"  {self.blocked[0]}: {self.blocked[1]}")
+        return "\n".join([*lines, *(f"  {line.engine}: {line}" for line in self.engines)])
+
+
+def explanation(planner: Planner, key: str) -> Explanation:
+    """Return why the adapter is where it is. Raises KeyError for one that is not in the plan."""
+    entry = planner.entries[key]
+    return Explanation(
+        adapter=key,
+        chosen=tuple(sorted(entry.chosen)),
+        wanted=wanted(planner, entry),
+        blocked=blocked(planner, entry),
+        engines=tuple(_lines(planner, entry, planner.board.carriers)),
+    )
+
+
+def wanted(planner: Planner, entry: Entry) -> int:
+    """Return how many engines should serve the adapter.
+
+    Spread and BinPack: its replicas. OnDemand: those that have it. All: the engines that could
+    take it, with room or without, those that refuse adapters (a person has to mend them), and
+    those that had it and are down. An engine that only starts for the first time, serves another
+    base model or too small a rank, or is cordoned, is none of them.
+    """
+    demand = entry.demand
+    if demand.limit is not None:
+        return demand.limit
+    if demand.policy is Policy.ON_DEMAND:
+        return len(entry.chosen)
+    count, by_holder = 0, set()
+    for kind in planner.board.kinds.values():
+        engine = kind.sample
+        if engine.health is EngineHealth.REFUSED:
+            count += kind.size
+        elif not engine.healthy:
+            by_holder.add(kind)
+        elif filter_refusal(demand, engine, held=False) is None:
+            count += kind.size
+        elif filter_refusal(demand, engine, held=True) is None:
+            by_holder.add(kind)
+    if by_holder:
+        carriers = planner.board.carriers
+        held = planner.holders(demand)
+        count += sum(name in carriers and carriers[name].kind in by_holder for name in held)
+    return count
+
+
+def blocked(planner: Planner, entry: Entry) -> tuple[Reason, str] | None:
+    """Return why the adapter gets fewer engines than it wants, None if it gets them all."""
+    chosen, want = len(entry.chosen), wanted(planner, entry)
+    carriers = planner.board.carriers
+    if entry.demand.policy is Policy.ON_DEMAND:
+        return None
+    if chosen and chosen >= want:
+        return None
+    if not carriers:
+        return Reason.NO_MATCHING_ENGINES, "the pool has no engines"
+    counts = f"{chosen} of {max(want, 1)} engines"
+    refused = carriers.keys() - entry.chosen.keys()
+    if not refused:
+        return Reason.NO_CAPACITY, f"{counts}: the pool has {len(carriers)}"
+    shown = sorted(refused)[:_NAMED_ENGINES]
+    details = [f"{line.engine}: {line.text}" for line in _lines(planner, entry, shown)]
+    if len(refused) > len(shown):
+        details.append(f"and {len(refused) - len(shown)} more")
+    # One engine of each kind says what all say, but for those that have the adapter.
+    samples = {carriers[name].kind: name for name in refused}
+    said = {*samples.values(), *(planner.holders(entry.demand) & refused)}
+    reasons = {line.reason for line in _lines(planner, entry, said) if line.reason}
+    short = entry.demand.limit is not None and bool(chosen)
+    return _summary(reasons, short=short), f"{counts}: {'; '.join(details)}"
+
+
+def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
+    """Return the engines that have the adapter loaded but gave its place to more important ones."""
+    carriers = planner.board.carriers
+    return frozenset(
+        name
+        for name in planner.board.loaded_on(entry.demand.key)
+        if name not in entry.chosen and _outranked(entry, carriers[name])
+    )
+
+
+def _lines(planner: Planner, entry: Entry, names: Iterable[str]) -> Iterator[EngineLine]:
+    """Yield one line for each of these engines, by their names."""
+    demand, loaded = entry.demand, planner.board.loaded_on(entry.demand.key)
+    holders = planner.holders(demand)
+    enough = f"{len(entry.chosen)} of {wanted(planner, entry)} engines chosen"
+    if demand.policy is Policy.ON_DEMAND:
+        enough = "no request has asked for it there"
+    for name in sorted(names):
+        if name in entry.chosen:
+            why = "has it already" if name in loaded else entry.chosen[name]
+            yield EngineLine(name, Verdict.CHOSEN, why)
+            continue
+        refusal = _refusal(entry, planner.board.carriers[name], held=name in holders)
+        if refusal is not None:
+            yield EngineLine(name, Verdict.REFUSED, refusal.text, refusal.reason)
+        else:
+            yield EngineLine(name, Verdict.NOT_NEEDED, enough)
+
+
+def _refusal(entry: Entry, carrier: Carrier, *, held: bool) -> Refusal | None:
+    demand, engine = entry.demand, carrier.engine
+    refusal = filter_refusal(demand, engine, held=held)
+    if refusal is not None:
+        return refusal
+    lacking = carrier.lacks(demand, held=held)
+    if lacking is not None:
+        return _no_room(lacking, entry, carrier, held=held)
+    if engine.pod_name in demand.refused:
+        return Refusal(Reason.ENGINE_REJECTED, demand.refused[engine.pod_name])
+    return None
+
+
+def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -> Refusal:
+    text = shortage_text(lacking, entry.demand, carrier.engine, carrier.load)
+    higher = [a.key for a in carrier.adapters.values() if a.priority > entry.demand.priority]
+    if not higher:
+        return Refusal(Reason.NO_CAPACITY, text)
+    first, rest = min(higher), len(higher) - 1
+    more = f" and {rest} more" if rest else ""
+    text = f"{text}; {first}{more} of higher priority"
+    return Refusal(Reason.PREEMPTED if held else Reason.NO_CAPACITY, text)
+
+
+def _outranked(entry: Entry, carrier: Carrier) -> bool:
+    demand = entry.demand
+    if filter_refusal(demand, carrier.engine, held=True) or not carrier.lacks(demand, held=True):
+        return False
+    return any(other.priority > demand.priority for other in carrier.adapters.values())
+
+
+def _summary(reasons: set[Reason], *, short: bool) -> Reason:
+    """Return one reason for all refusals; `short`: some replicas are placed, others have no place."""
+    if Reason.PREEMPTED in reasons:
+        return Reason.PREEMPTED
+    if Reason.NO_CAPACITY in reasons or short:
+        return Reason.NO_CAPACITY
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return Reason.NO_MATCHING_ENGINES

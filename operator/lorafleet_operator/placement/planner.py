@@ -1,0 +1,294 @@
+"""Planner: the plan of one pool, kept up to date as facts change.
+
+Change facts with `set_engine`, `drop_engine`, `set_adapter` and `drop_adapter`, then `settle`.
+What was chosen stays while it is legal; only then what is missing is chosen. Planning from
+nothing is the same code with all facts new, and a plan that was carried out is the plan of the
+facts that it leads to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from .board import Board
+from .choose import best, open_kinds, reason_to_choose
+from .demands import Policy
+from .filters import filter_refusal
+from .preempt import cheapest, victims
+from .turns import in_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .board import Carrier, Kind
+    from .demands import AdapterDemand
+    from .engines import EngineSnapshot
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One adapter in the plan. `chosen`: engine -> why."""
+
+    demand: AdapterDemand
+    chosen: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def seeks(self) -> bool:
+        """Whether it would take one more engine."""
+        limit = self.demand.limit
+        if limit is None:
+            return self.demand.policy is Policy.ALL
+        return len(self.chosen) < limit
+
+
+class Planner:
+    """Which engines of one pool get which adapters."""
+
+    def __init__(self) -> None:
+        self.board = Board()
+        self.entries: dict[str, Entry] = {}
+        self._dirty: set[str] = set()  # adapters whose needs have changed
+        self._fresh: set[str] = set()  # engines that came, or whose facts have changed
+        self._freed = False  # something may have room now that had none
+        self._waiting: set[str] = set()  # adapters that found no room
+        self._was: dict[str, frozenset[str]] = {}  # engines before the changes, of those changed
+        self._placed: Counter[str] = Counter()  # adapters with an engine, by tenant
+        self._priorities: Counter[int] = Counter()  # adapters by priority
+
+    # Facts.
+
+    def set_engine(self, engine: EngineSnapshot) -> None:
+        """Take the facts of an engine, new or known."""
+        known = self.board.carriers.get(engine.pod_name)
+        old = known.engine if known else None
+        if old == engine:
+            return
+        self.board.set_engine(engine)
+        for key in set(engine.loaded) ^ set(old.loaded if old else ()):
+            self._seen_or_lost(key, engine.pod_name)
+        if old is None or old.kind != engine.kind:
+            self._fresh.add(engine.pod_name)
+        elif engine.largest_piece_bytes > old.largest_piece_bytes:
+            self._freed = True
+
+    def drop_engine(self, pod_name: str) -> None:
+        """Forget an engine that left the pool."""
+        carrier = self.board.carriers.get(pod_name)
+        if carrier is not None:
+            for key in list(carrier.adapters):
+                self._remove(self.entries[key], carrier)
+            self.board.drop_engine(pod_name)
+            self._fresh.discard(pod_name)
+
+    def set_adapter(self, demand: AdapterDemand) -> None:
+        """Take what an adapter wants, new or known."""
+        entry = self.entries.get(demand.key)
+        if entry is None:
+            self.entries[demand.key] = Entry(demand)
+            self._priorities[demand.priority] += 1
+            self._dirty.add(demand.key)
+        elif entry.demand.same_needs(demand):
+            entry.demand = demand
+        else:
+            self._freed |= _eases(entry.demand, demand)
+            self._release(entry)
+            self._count_priority(entry.demand.priority, -1)
+            self._count_priority(demand.priority, 1)
+            entry.demand = demand
+            self._dirty.add(demand.key)
+
+    def drop_adapter(self, key: str) -> None:
+        """Forget an adapter that is gone, or going."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            self._freed |= bool(entry.chosen)
+            self._release(entry)
+            self._count_priority(entry.demand.priority, -1)
+            del self.entries[key]
+            for names in (self._dirty, self._waiting):
+                names.discard(key)
+            self._was.pop(key, None)
+
+    # The plan.
+
+    def settle(self) -> set[str]:
+        """Choose what the changed facts ask for; return the adapters whose engines changed."""
+        for name in self._fresh:
+            carrier = self.board.carriers[name]
+            for key in list(carrier.adapters):
+                self._remove(self.entries[key], carrier)
+        seekers = self._dirty | self._was.keys()
+        ranks = in_turn((self.entries[key].demand for key in seekers), self._placed)
+        for key in sorted(seekers, key=ranks.__getitem__):
+            self._keep(self.entries[key])
+        lost = any(was - self.entries[key].chosen.keys() for key, was in self._was.items())
+        if self._waiting and (self._freed or self._fresh or lost):
+            seekers |= self._waiting
+        if self._fresh:
+            seekers |= {k for k, e in self.entries.items() if e.demand.policy is Policy.ALL}
+        while seekers:
+            seekers = set(self._waiting) if self._fill(seekers) else set()
+        changed = {
+            key
+            for key, was in self._was.items()
+            if key in self.entries and was != self.entries[key].chosen.keys()
+        }
+        self._dirty, self._fresh, self._was, self._freed = set(), set(), {}, False
+        return changed
+
+    def holders(self, demand: AdapterDemand) -> set[str]:
+        """Return the engines that have the adapter, or were chosen for it, or are now."""
+        entry = self.entries.get(demand.key)
+        chosen = entry.chosen if entry else ()
+        return {*demand.current, *self.board.loaded_on(demand.key), *chosen}
+
+    def _seen_or_lost(self, key: str, pod_name: str) -> None:
+        """Look again at an adapter that was found on an engine, or went from it, unasked."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return
+        if entry.demand.policy is Policy.ON_DEMAND:
+            self._release(entry)
+            self._dirty.add(key)
+        elif entry.seeks and pod_name not in entry.chosen:
+            self._dirty.add(key)
+
+    def _keep(self, entry: Entry) -> None:
+        """Leave the adapter where it was or is, at most on as many engines as it wants.
+
+        Of too many, those go that were not chosen, that are cordoned, that have yet to load it,
+        and the fullest.
+        """
+        demand, carriers = entry.demand, self.board.carriers
+        before = self._was.get(demand.key, frozenset())
+        loaded = self.board.loaded_on(demand.key)
+        names = set(before)
+        if demand.policy is Policy.ON_DEMAND:
+            names = set(loaded)  # it is where it has been asked for, nowhere else
+        elif demand.limit is not None or demand.key in self._dirty:
+            names.update(demand.current, loaded)
+
+        def order(name: str) -> tuple[bool, bool, bool, int, str]:
+            engine = carriers[name].engine
+            unloaded = name not in loaded
+            return (name not in before, engine.cordoned, unloaded, len(engine.loaded), name)
+
+        for name in sorted(carriers.keys() & names - entry.chosen.keys(), key=order):
+            if demand.limit is not None and not entry.seeks:
+                return
+            carrier, there = carriers[name], name in loaded
+            if name in demand.refused and not there and demand.limit is not None:
+                continue  # another engine may take it
+            legal = filter_refusal(demand, carrier.engine, held=True) is None
+            if legal and carrier.lacks(demand, held=True) is None:
+                self._add(entry, carrier, "has it already" if there else "was chosen before")
+
+    def _fill(self, keys: Iterable[str]) -> bool:
+        """Choose engines for what these adapters miss, and for whom that displaces.
+
+        Return whether anybody was displaced: what that freed may be more than what took it.
+        """
+        hopeless: set[tuple[object, ...]] = set()
+        ranks = in_turn((self.entries[key].demand for key in keys), self._placed)
+        queue = [(rank, key) for key, rank in ranks.items()]
+        heapify(queue)
+        anybody = False
+        while queue:
+            rank, key = heappop(queue)
+            entry = self.entries[key]
+            if not entry.seeks:
+                self._waiting.discard(key)
+                continue
+            shape = (*rank[:2], *entry.demand.shape)
+            if shape in hopeless and not entry.chosen:
+                self._waiting.add(key)
+                continue
+            displaced = self._choose(entry)
+            if not entry.chosen:
+                hopeless.add(shape)
+            if displaced:
+                anybody = True
+                hopeless.clear()
+                again = in_turn((other.demand for other in displaced), self._placed)
+                for victim, place in again.items():
+                    heappush(queue, (place, victim))
+        return anybody
+
+    def _choose(self, entry: Entry) -> list[Entry]:
+        """Give the adapter the engines that it misses; return who lost a place for it."""
+        demand = entry.demand
+        kinds = open_kinds(self.board, demand)
+        urgent = any(priority < demand.priority for priority in self._priorities)
+        if demand.policy is Policy.ALL:
+            return self._choose_all(entry, kinds, urgent=urgent)
+        displaced: list[Entry] = []
+        while entry.seeks:
+            carrier = best(self.board, demand, kinds, entry.chosen)
+            if carrier is not None:
+                self._add(entry, carrier, reason_to_choose(demand, carrier))
+                continue
+            cost = cheapest(self.board, demand, kinds, entry.chosen) if urgent else None
+            if cost is None:
+                break
+            displaced += self._displace(entry, *cost)
+        (self._waiting.add if entry.seeks else self._waiting.discard)(demand.key)
+        return displaced
+
+    def _choose_all(self, entry: Entry, kinds: set[Kind], *, urgent: bool) -> list[Entry]:
+        demand, carriers = entry.demand, self.board.carriers
+        whole = demand.key in self._dirty or demand.key in self._waiting
+        displaced: list[Entry] = []
+        waits = False
+        for name in sorted(carriers if whole else self._fresh):
+            carrier = carriers[name]
+            if name in entry.chosen or carrier.kind not in kinds:
+                continue
+            if carrier.lacks(demand) is None:
+                self._add(entry, carrier, "policy All takes every engine")
+            elif urgent and (going := victims(carrier, demand)):
+                displaced += self._displace(entry, carrier, going)
+            else:
+                waits = True
+        (self._waiting.add if waits else self._waiting.discard)(demand.key)
+        return displaced
+
+    def _displace(
+        self, entry: Entry, carrier: Carrier, going: Iterable[AdapterDemand]
+    ) -> list[Entry]:
+        losers = [self.entries[victim.key] for victim in going]
+        for loser in losers:
+            self._remove(loser, carrier)
+        names = ", ".join(loser.demand.key for loser in losers)
+        self._add(entry, carrier, f"takes the place of {names} (lower priority)")
+        return losers
+
+    def _add(self, entry: Entry, carrier: Carrier, why: str) -> None:
+        self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
+        self._placed[entry.demand.tenant] += not entry.chosen
+        entry.chosen[carrier.engine.pod_name] = why
+        self.board.put(carrier, entry.demand)
+
+    def _remove(self, entry: Entry, carrier: Carrier) -> None:
+        self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
+        del entry.chosen[carrier.engine.pod_name]
+        self._placed[entry.demand.tenant] -= not entry.chosen
+        self.board.take(carrier, entry.demand.key)
+
+    def _release(self, entry: Entry) -> None:
+        for name in list(entry.chosen):
+            self._remove(entry, self.board.carriers[name])
+
+    def _count_priority(self, priority: int, change: int) -> None:
+        self._priorities[priority] += change
+        if not self._priorities[priority]:
+            del self._priorities[priority]
+
+
+def _eases(old: AdapterDemand, new: AdapterDemand) -> bool:
+    """Return whether the change may leave others more room, or make it lose its place to them."""
+    return (
+        (new.size_bytes or 0) < (old.size_bytes or 0) or new.priority < old.priority or old.secure
+    )

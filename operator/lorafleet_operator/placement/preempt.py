@@ -1,0 +1,68 @@
+"""Whose place a more important adapter may take: the least important, and as few as will do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .capacity import shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .board import Board, Carrier, Kind
+    from .demands import AdapterDemand
+
+
+def cheapest(
+    board: Board, adapter: AdapterDemand, kinds: set[Kind], chosen: Collection[str]
+) -> tuple[Carrier, list[AdapterDemand]] | None:
+    """Return the engine where the least is lost, with who has to go; None if nobody may.
+
+    Least: the lowest priorities, then the fewest adapters, then the fewest bytes.
+    """
+    found = None
+    for name, carrier in board.carriers.items():
+        if name in chosen or name in adapter.refused or carrier.kind not in kinds:
+            continue
+        going = victims(carrier, adapter)
+        if going is None:
+            continue
+        size = sum(victim.size_bytes or 0 for victim in going)
+        cost = (max((v.priority for v in going), default=0), len(going), size, name)
+        if found is None or cost < found[0]:
+            found = cost, carrier, going
+    return found and found[1:]
+
+
+def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | None:
+    """Return who has to leave this engine for `adapter`; None if that would not be enough.
+
+    Only adapters of lower priority that keep no place of their own and are within no guarantee.
+    """
+    lower = sorted(
+        (
+            other
+            for other in carrier.adapters.values()
+            if other.priority < adapter.priority and not other.secure
+        ),
+        key=lambda other: (other.priority, -(other.size_bytes or 0), other.key),
+    )
+    if not lower:
+        return None
+    load = carrier.load.copy()
+    going = []
+    # What they free in the arena can be evicted, so the largest piece is no obstacle.
+    for other in lower:
+        load.add(other, -1)
+        going.append(other)
+        if shortage(adapter, carrier.engine, load, held=True) is None:
+            break
+    else:
+        return None
+    for other in going[::-1]:  # a large one may have made the small ones before it unnecessary
+        load.add(other)
+        if shortage(adapter, carrier.engine, load, held=True) is None:
+            going.remove(other)
+        else:
+            load.add(other, -1)
+    return going

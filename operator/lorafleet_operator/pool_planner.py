@@ -1,0 +1,160 @@
+"""The plan of one pool between the passes of its adapters: facts come in as they change.
+
+A pass tells its own adapter's needs and gets its engines; what everybody else needs and has is
+known already. The plan itself is pure (placement/); here is only what has to be looked at again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lorafleet_operator.api.v1alpha1 import EngineHealth
+from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner
+from lorafleet_operator.world import engine_view
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from lorafleet_operator.api.v1alpha1 import EnginePool, EnginePoolSpec
+    from lorafleet_operator.cluster.reads import EnginePod
+    from lorafleet_operator.transfer.links import Links
+    from lorafleet_operator.world import EngineView, KnownAdapter, World
+
+
+class PoolPlanner:
+    """One pool's plan, its members, and who owns which served name."""
+
+    def __init__(self) -> None:
+        self.plan = Planner()
+        self.members: dict[str, EnginePod] = {}
+        """The pool's pods by name, as of the last look."""
+        self.stale = True
+        """Whether pods or the pool have changed since then."""
+        self._spec: EnginePoolSpec | None = None
+        self._changed: set[str] = set()
+        self._in_grace: set[str] = set()
+        self._claims: dict[str, tuple[str, str]] = {}  # adapter -> served name, created
+        self._names: dict[str, dict[str, str]] = {}  # served name -> adapter -> created
+
+    # Engines.
+
+    def engine_changed(self, pod_name: str) -> None:
+        """Note that an engine has something new to say."""
+        self._changed.add(pod_name)
+
+    def look_at_engines(
+        self, pool: EnginePool, world: World, links: Links, grace_seconds: float
+    ) -> None:
+        """Bring the engines' facts up to date: all of them after a change of pods or the pool."""
+        if self.stale or pool.spec != self._spec:
+            members = {pod.name: pod for pod in world.members(pool)}
+            for name in self.members.keys() - members.keys():
+                self.plan.drop_engine(name)
+                self._in_grace.discard(name)
+            old = self.members if pool.spec == self._spec else {}
+            self._changed |= {name for name, pod in members.items() if pod != old.get(name)}
+            self.members, self._spec, self.stale = members, pool.spec, False
+        for name in self._in_grace - self._changed:
+            link = links.get(self.members[name].uid)
+            if link is None or link.ill_for() >= grace_seconds:
+                self._changed.add(name)
+        for name in self._changed & self.members.keys():
+            view = engine_view(self.members[name], links)
+            seen = snapshot(view, grace_seconds, pool.spec)
+            self.plan.set_engine(seen)
+            well = view.takes_orders or not seen.healthy
+            (self._in_grace.discard if well else self._in_grace.add)(name)
+        self._changed = set()
+
+    # Adapters.
+
+    def look_at_adapters(self, known: Collection[KnownAdapter]) -> None:
+        """Take adapters that are new here, forget those that are gone.
+
+        What a known one needs, its own pass tells, which knows more than its status does.
+        """
+        if len(known) == len(self._claims):
+            return
+        here = {each.key: each for each in known}
+        for key in self._claims.keys() - here.keys():
+            self.forget(key)
+        for key in here.keys() - self._claims.keys():
+            self.note(here[key])
+
+    def note(self, known: KnownAdapter) -> None:
+        """Take an adapter as the API server has it, if it is new here or on its way out."""
+        if known.deleting:
+            self.forget(known.key)
+            self._claims[known.key] = ("", known.created)  # it exists, and owns nothing
+        elif known.key not in self._claims:
+            self.claim(known.key, known.resource.served_name, known.created)
+            self.plan.set_adapter(AdapterDemand.from_adapter(known.resource))
+
+    def forget(self, key: str) -> None:
+        """Forget an adapter that is gone."""
+        self.plan.drop_adapter(key)
+        served_name, _ = self._claims.pop(key, ("", ""))
+        claims = self._names.get(served_name, {})
+        claims.pop(key, None)
+        if not claims:
+            self._names.pop(served_name, None)
+
+    def claim(self, key: str, served_name: str, created: str) -> str | None:
+        """Claim a served name; return the older adapter that owns it, None if it is this one's.
+
+        Age decides, then the key, so that both sides come to the same answer without talking.
+        """
+        if self._claims.get(key) != (served_name, created):
+            before, _ = self._claims.get(key, ("", ""))
+            self._names.get(before, {}).pop(key, None)
+            self._claims[key] = (served_name, created)
+        claims = self._names.setdefault(served_name, {})
+        claims[key] = created
+        if len(claims) == 1:
+            return None
+        owner = min(claims, key=lambda each: (claims[each], each))
+        return None if owner == key else owner
+
+    def claimants(self, served_name: str) -> list[str]:
+        """Return the adapters that claim a served name."""
+        return list(self._names.get(served_name, ()))
+
+
+def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> EngineSnapshot:
+    """Return the engine in the planner's terms.
+
+    An engine that was well and has been ill for less than the grace counts as well: a restart
+    must not move adapters about.
+    """
+    inventory, health = view.inventory, view.health
+    if health in (EngineHealth.STARTING, EngineHealth.UNREACHABLE):
+        health = EngineHealth.READY if view.ill_for < grace_seconds else health
+    facts = EngineSnapshot(
+        pod_name=view.pod.name,
+        pod_uid=view.uid,
+        instance=view.instance,
+        node=view.pod.node,
+        zone=view.zone,
+        health=health,
+        health_message=view.message,
+        base_models=view.base_models,
+        tensor_parallel_size=view.profile.tensor_parallel_size if view.profile else 1,
+        budget_bytes=spec.host_memory_budget_bytes,
+        max_adapters=spec.max_adapters_per_engine,
+        cordoned=view.cordoned,
+    )
+    if inventory is None:
+        return facts
+    return replace(
+        facts,
+        max_lora_rank=inventory.max_lora_rank,
+        max_loras=inventory.max_loras,
+        max_cpu_loras=inventory.max_cpu_loras,
+        loaded=frozenset(entry.adapter for entry in inventory.loaded if entry.adapter),
+        staged=frozenset(entry.digest for entry in inventory.staged),
+        arena_limit_bytes=inventory.arena.limit_bytes,
+        arena_used_bytes=inventory.arena.used_bytes,
+        arena_in_use_bytes=inventory.arena.in_use_bytes,
+        arena_largest_free_bytes=inventory.arena.largest_free_bytes,
+    )

@@ -1,0 +1,109 @@
+"""Planner: a plan that is kept up to date is the plan that the facts lead to, change by change."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, planned
+from placement_fleets import (
+    KEYS,
+    PODS,
+    carried_out,
+    demands_named,
+    engines_named,
+    over_capacity,
+)
+
+
+class Changes(RuleBasedStateMachine):
+    """Facts change one by one; what the planner chose is carried out in between or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planner = Planner()
+        self.engines: dict[str, EngineSnapshot] = {}
+        self.adapters: dict[str, AdapterDemand] = {}
+        self.was: dict[str, tuple[str, ...]] = {}
+
+    def settle(self) -> None:
+        changed = self.planner.settle()
+        now = self.assignments()
+        moved = {key for key in now if now[key] != self.was.get(key, ())}
+        assert moved == changed
+        self.was = now
+
+    def assignments(self) -> dict[str, tuple[str, ...]]:
+        entries = self.planner.entries
+        return {key: tuple(sorted(entry.chosen)) for key, entry in sorted(entries.items())}
+
+    @rule(engine=st.sampled_from(PODS).flatmap(engines_named))
+    def an_engine_comes_or_changes(self, engine: EngineSnapshot) -> None:
+        self.engines[engine.pod_name] = engine
+        self.planner.set_engine(engine)
+        self.settle()
+
+    @precondition(lambda self: self.engines)
+    @rule(data=st.data())
+    def an_engine_goes(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engines)))
+        del self.engines[name]
+        self.planner.drop_engine(name)
+        self.settle()
+
+    @rule(adapter=st.sampled_from(KEYS).flatmap(demands_named))
+    def an_adapter_comes_or_changes(self, adapter: AdapterDemand) -> None:
+        self.adapters[adapter.key] = adapter
+        self.planner.set_adapter(adapter)
+        self.settle()
+
+    @precondition(lambda self: self.adapters)
+    @rule(data=st.data())
+    def an_adapter_goes(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.adapters)))
+        del self.adapters[key]
+        self.planner.drop_adapter(key)
+        self.settle()
+
+    @rule()
+    def everybody_does_what_the_plan_says(self) -> None:
+        adapters, engines = carried_out(
+            list(self.adapters.values()), list(self.engines.values()), self.assignments()
+        )
+        self.adapters = {a.key: a for a in adapters}
+        self.engines = {e.pod_name: e for e in engines}
+        for adapter in adapters:
+            self.planner.set_adapter(adapter)
+        for engine in engines:
+            self.planner.set_engine(engine)
+        before = self.assignments()
+        self.settle()
+        assert self.assignments() == before, "what was carried out stays"
+        anew = planned(adapters, engines)
+        found = {key: tuple(sorted(entry.chosen)) for key, entry in sorted(anew.entries.items())}
+        assert found == before, "a planner that starts now comes to the same plan"
+
+    @invariant()
+    def no_engine_is_over_capacity(self) -> None:
+        here = list(self.engines.values())
+        # A cordoned engine keeps also what only the planner knows of.
+        open_ = [e for e in here if not e.cordoned]
+        assert over_capacity(open_, list(self.adapters.values()), self.assignments()) == []
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        for name, carrier in self.planner.board.carriers.items():
+            held = [e.demand for e in self.planner.entries.values() if name in e.chosen]
+            assert set(carrier.adapters) == {demand.key for demand in held}
+            assert carrier.load.adapters == len(held)
+            assert carrier.load.size_bytes == sum(d.size_bytes or 0 for d in held)
+            assert carrier.position == carrier.reckon()
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=20,
+    suppress_health_check=list(HealthCheck),
+)
