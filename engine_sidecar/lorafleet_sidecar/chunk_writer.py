@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
+from lorafleet.dtypes import ITEM_BYTES
 from lorafleet.errors import InvalidAdapter, TransferInterrupted
 
-from lorafleet_sidecar.convert import DTYPES, Converter
+from lorafleet_sidecar.convert import Converter
 from lorafleet_sidecar.crashpoint import crash_at
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from lorafleet_sidecar.staging_dir import StagingDirectory
     from lorafleet_sidecar.staging_plan import StagingPlan
 
-_WORTH_A_CALL = 64 << 10
+_MAPPED_AT_ONCE = 1 << 20
+"""Bytes of the image whose pages are mapped together, before the first write to one of them."""
 
 
 class ChunkWriter:
@@ -33,8 +35,9 @@ class ChunkWriter:
         start = directory.extent.offset + len(plan.layout.image_header)
         self._arena = arena
         self._start = start
-        image = arena.view[start : start + plan.layout.data_bytes]
-        self._converter = Converter(plan.header, image, self._adapter)
+        self._end = start + plan.layout.data_bytes
+        self._mapped = bytearray(plan.layout.data_bytes // _MAPPED_AT_ONCE + 1)
+        self._converter = Converter(plan.header, arena.view[start : self._end], self._adapter)
         self._gate = directory.gate()
         self._received = directory.received()
         self._generation = self._gate.generation()
@@ -71,10 +74,13 @@ class ChunkWriter:
 
     def _populate(self, copies: list[Copy]) -> None:
         for copy in copies:
-            size = copy.elements * DTYPES[copy.dst_dtype].itemsize
-            if copy.rows == 1 and copy.dst_step == 1 and size >= _WORTH_A_CALL:
-                begin = self._start + copy.dst_offset
-                self._arena.populate(begin, begin + size)
+            reach = (copy.rows - 1) * copy.dst_row_stride + (copy.elements - 1) * copy.dst_step
+            last = copy.dst_offset + reach * ITEM_BYTES[copy.dst_dtype]
+            for block in range(copy.dst_offset // _MAPPED_AT_ONCE, last // _MAPPED_AT_ONCE + 1):
+                if not self._mapped[block]:
+                    begin = self._start + block * _MAPPED_AT_ONCE
+                    self._arena.populate(begin, min(begin + _MAPPED_AT_ONCE, self._end))
+                    self._mapped[block] = 1
 
     def _index_of(self, chunk: ChunkFrame) -> int:
         index = self._entries.get(chunk.offset)

@@ -1,13 +1,16 @@
 """Moves the bytes of a chunk to their places in the canonical image, casting where dtypes differ.
 
-Equal dtypes are one memcpy. A cast goes in pieces of bounded size, so that it needs no second
-buffer of the tensor's size. Every element that is written is checked to be finite.
+Copies that repeat at equal distances (an expert each) are done as one array of three dimensions, in
+pieces that stay in a core's cache: experts that interleave in the source share its cache lines. Every
+element that is written is checked to be finite.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from math import prod
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +18,7 @@ from lorafleet.dtypes import ITEM_BYTES, TORCH_NAMES
 from lorafleet.errors import InvalidAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from lorafleet.header import SafetensorsHeader
     from lorafleet.layout import Copy
@@ -24,6 +27,7 @@ Array = np.ndarray[Any, Any]
 
 PIECE = 1 << 16
 """Elements per step: source, result and scratch of one step stay in a core's cache."""
+Three = tuple[int, int, int]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -49,9 +53,63 @@ def is_finite(values: Array, scratch: Array | None = None) -> bool:
     `scratch` is memory of at least the same size, or None for some of its own.
     """
     words = values.view(_WORDS[values.itemsize])
+    words = words.transpose(np.argsort(words.strides)[::-1])  # read in the order of memory
     into = None if scratch is None else scratch.view(words.dtype)[: words.size].reshape(words.shape)
     unsigned = np.bitwise_and(words, np.iinfo(words.dtype).max >> 1, out=into)
     return bool(unsigned.max(initial=0) < _INFINITY[values.dtype])
+
+
+class Block(NamedTuple):
+    """Copies at equal distances: axes are copies, rows, elements; strides are in bytes."""
+
+    src_offset: int
+    dst_offset: int
+    src_dtype: str
+    dst_dtype: str
+    shape: Three
+    src_strides: Three
+    dst_strides: Three
+
+
+def blocks(copies: Iterable[Copy]) -> Iterator[Block]:
+    """Join copies of one geometry whose offsets rise by the same steps on both sides."""
+    families: dict[tuple[Any, ...], list[Copy]] = {}
+    for copy in copies:
+        families.setdefault(_geometry(copy), []).append(copy)
+    for family in families.values():
+        family.sort(key=attrgetter("dst_offset"))  # one projection's experts after another's
+        at = 0
+        while at < len(family):
+            first, count = family[at], 1
+            src_step = dst_step = 0
+            if at + 1 < len(family):
+                src_step = family[at + 1].src_offset - first.src_offset
+                dst_step = family[at + 1].dst_offset - first.dst_offset
+            for copy in family[at + 1 :]:
+                if (
+                    copy.src_offset != first.src_offset + count * src_step
+                    or copy.dst_offset != first.dst_offset + count * dst_step
+                ):
+                    break
+                count += 1
+            at += count
+            src_item, dst_item = ITEM_BYTES[first.src_dtype], ITEM_BYTES[first.dst_dtype]
+            yield Block(
+                first.src_offset,
+                first.dst_offset,
+                first.src_dtype,
+                first.dst_dtype,
+                (count, first.rows, first.elements),
+                (src_step, first.src_row_stride * src_item, first.src_step * src_item),
+                (dst_step, first.dst_row_stride * dst_item, first.dst_step * dst_item),
+            )
+
+
+def _geometry(copy: Copy) -> tuple[Any, ...]:
+    return (
+        *(copy.rows, copy.elements, copy.src_dtype, copy.dst_dtype),
+        *(copy.src_row_stride, copy.dst_row_stride, copy.src_step, copy.dst_step),
+    )
 
 
 class Converter:
@@ -67,66 +125,86 @@ class Converter:
         self._image = image
         self._adapter = adapter
         self._scratch = np.empty(PIECE, np.uint64)
+        self._turning = np.empty(PIECE * 3 // 2, np.uint64)
 
     def run(self, copies: Iterable[Copy], data: memoryview, begin: int) -> None:
         """Execute `copies`; `data` are the source's bytes from offset `begin` on.
 
         Raises InvalidAdapter for values that are not finite, before or after a cast.
         """
-        for copy in copies:
-            source = _strided(
-                data,
-                copy.src_offset - begin,
-                DTYPES[copy.src_dtype],
-                (copy.rows, copy.elements),
-                (copy.src_row_stride, copy.src_step),
-            )
-            target = _strided(
-                self._image,
-                copy.dst_offset,
-                DTYPES[copy.dst_dtype],
-                (copy.rows, copy.elements),
-                (copy.dst_row_stride, copy.dst_step),
-            )
-            self._move(source, target, copy)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks(copies):
+                if 0 not in block.shape:
+                    # numpy checks that both stay inside of their buffers.
+                    src_dtype, dst_dtype = DTYPES[block.src_dtype], DTYPES[block.dst_dtype]
+                    at, to = block.src_offset - begin, block.dst_offset
+                    source = np.ndarray(block.shape, src_dtype, data, at, block.src_strides)
+                    target = np.ndarray(block.shape, dst_dtype, self._image, to, block.dst_strides)
+                    self._move(source, target, block)
 
-    def _move(self, source: Array, target: Array, copy: Copy) -> None:
-        rows = max(1, PIECE // max(1, copy.elements))
-        for row in range(0, copy.rows, rows):
-            for column in range(0, copy.elements, PIECE):
-                part = np.s_[row : row + rows, column : column + PIECE]
-                with np.errstate(over="ignore", invalid="ignore"):
-                    np.copyto(target[part], source[part], casting="unsafe")
-                if not is_finite(target[part], self._scratch):
-                    self._refuse(source[part], target[part], copy, row, column)
+    def _move(self, source: Array, target: Array, block: Block) -> None:
+        size = _piece(block)
+        order = _by_distance(block.shape, block.src_strides)
+        turned = order[2] != _by_distance(block.shape, block.dst_strides)[2]
+        for part in _parts(block.shape, size):
+            written = target[part]
+            if turned:
+                written = self._rows_for(written, order)
+            np.copyto(written, source[part], casting="unsafe")
+            if not is_finite(written, self._scratch):
+                self._refuse(source[part], written, block, part)
+            if turned:
+                np.copyto(target[part], written)
 
-    def _refuse(self, source: Array, target: Array, copy: Copy, row: int, column: int) -> None:
-        """Name the tensor of the first bad value; a copy may run through several tensors."""
-        finite = np.isfinite(target)
-        bad_row, bad_column = divmod(int(finite.argmin()), finite.shape[1])
-        element = (row + bad_row) * copy.src_row_stride + (column + bad_column) * copy.src_step
-        offset = copy.src_offset + element * ITEM_BYTES[copy.src_dtype]
+    def _rows_for(self, target: Array, order: list[int]) -> Array:
+        """Return memory for the values of `target` that lie in the source's order."""
+        rows, columns, elements = (target.shape[axis] for axis in order)
+        # Rows at a power of two would all fall on the same few lines of a cache.
+        pitch = elements + 32 if elements % 64 == 0 else elements
+        memory = self._turning.view(target.dtype)[: rows * columns * pitch]
+        ordered = memory.reshape(rows, columns, pitch)[:, :, :elements]
+        return ordered.transpose(np.argsort(order))
+
+    def _refuse(
+        self, source: Array, written: Array, block: Block, part: tuple[slice, slice, slice]
+    ) -> None:
+        """Name the tensor of the first bad value; a block may run through several tensors."""
+        bad = np.argwhere(~np.isfinite(written))[0]
+        offset = block.src_offset + sum(
+            (axis.start + int(place)) * stride
+            for axis, place, stride in zip(part, bad, block.src_strides, strict=True)
+        )
         name = self._header.tensors[bisect.bisect_right(self._begins, offset) - 1].name
-        if np.isfinite(source[bad_row, bad_column]):
-            cast = TORCH_NAMES[copy.dst_dtype]
+        if np.isfinite(source[tuple(bad)]):
+            cast = TORCH_NAMES[block.dst_dtype]
             raise InvalidAdapter(
                 f"adapter {self._adapter}: {name}: not finite after the cast to {cast}"
             )
         raise InvalidAdapter(f"adapter {self._adapter}: non-finite values in {name}")
 
 
-def _strided(
-    buffer: memoryview,
-    offset: int,
-    dtype: np.dtype[Any],
-    shape: tuple[int, int],
-    strides: tuple[int, int],
-) -> Array:
-    """Return a view of `shape` elements at byte `offset`; numpy checks that it stays inside."""
-    rows, elements = shape
-    if elements == 0 or rows == 0:
-        return np.empty(shape, dtype)
-    if rows == 1 and strides[1] == 1:  # the usual case, without the cost of as_strided
-        return np.frombuffer(buffer, dtype, elements, offset).reshape(1, elements)
-    size = dtype.itemsize
-    return np.ndarray(shape, dtype, buffer, offset, (strides[0] * size, strides[1] * size))
+def _by_distance(shape: Three, strides: Three) -> list[int]:
+    """Return the axes, that whose elements lie closest last, those that do not move first."""
+    moving = [shape[axis] > 1 and strides[axis] != 0 for axis in range(3)]
+    return sorted(range(3), key=lambda axis: (moving[axis], -abs(strides[axis])))
+
+
+def _piece(block: Block) -> list[int]:
+    """Return a part's shape, of at most PIECE elements: long runs on both sides, then the rest."""
+    order = _by_distance(block.shape, block.src_strides)
+    across = _by_distance(block.shape, block.dst_strides)[2]
+    size = [1, 1, 1]
+    wanted = [(order[2], 256), (across, 64), *((axis, PIECE) for axis in reversed(order))]
+    for axis, most in wanted:
+        room = PIECE // prod(size) * size[axis]
+        size[axis] = max(size[axis], min(block.shape[axis], most, room))
+    return size
+
+
+def _parts(shape: Three, size: list[int]) -> Iterator[tuple[slice, slice, slice]]:
+    for first in range(0, shape[0], size[0]):
+        for row in range(0, shape[1], size[1]):
+            for element in range(0, shape[2], size[2]):
+                yield np.s_[
+                    first : first + size[0], row : row + size[1], element : element + size[2]
+                ]

@@ -92,11 +92,11 @@ class Moves:
         first_row, last_row = low // stride, min((high - 1) // stride, move.rows - 1)
         first_whole = first_row + (low > first_row * stride)
         last_whole = last_row - (last_row * stride + last * step >= high)
-        cut = {first_row, last_row}
         if first_whole <= last_whole:
             yield self._block(move, first_whole, last_whole + 1, 0, move.elements)
-            cut.difference_update(range(first_whole, last_whole + 1))
-        for row in sorted(cut):
+        for row in sorted({first_row, last_row}):
+            if first_whole <= row <= last_whole:
+                continue
             start = max(0, -((row * stride - low) // step))
             stop = min(move.elements, -((row * stride - high) // step))
             if start < stop:
