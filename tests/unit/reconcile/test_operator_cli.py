@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+from kubernetes.aio.config import kube_config
 from lorafleet_operator.cli import main
 
 if TYPE_CHECKING:
@@ -40,6 +42,79 @@ def test_plan_says_for_each_engine_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "team-a/sql: 1 of 2 engines" in said
     assert "engine-0: chosen" in said
     assert "engine-1: refused: takes no adapters: engine runs without --enable-lora" in said
+
+
+def test_plan_says_the_same_to_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "all.yaml").write_text(f"{POOL}---{ADAPTER}")
+    assert main(["plan", "-o", "json", "-f", str(tmp_path / "all.yaml")]) == 0
+    text = "takes no adapters: engine runs without --enable-lora"
+    assert json.loads(capsys.readouterr().out) == {
+        "pools": [
+            {
+                "pool": "team-a/pool",
+                "exists": True,
+                "engines": 2,
+                "totalEngines": 0,
+                "adapters": [
+                    {
+                        "adapter": "team-a/sql",
+                        "wanted": 2,
+                        "chosen": ["engine-0"],
+                        "blocked": {
+                            "reason": "NoMatchingEngines",
+                            "message": f"1 of 2 engines: engine-1: {text}",
+                        },
+                        "engines": [
+                            {
+                                "engine": "engine-0",
+                                "verdict": "chosen",
+                                "reason": "",
+                                "message": "policy All takes every engine",
+                            },
+                            {
+                                "engine": "engine-1",
+                                "verdict": "refused",
+                                "reason": "NoMatchingEngines",
+                                "message": text,
+                            },
+                        ],
+                    }
+                ],
+            }
+        ]
+    }
+
+
+def test_plan_knows_what_the_status_says_of_rank_limits_cordons_and_the_pools_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the operator decides by, a plan from files decides by too, as far as a status has it."""
+    pool = POOL.replace("baseModel: tiny}", "baseModel: tiny, maxAdaptersPerEngine: 1}")
+    pool = pool.replace("maxLoras: 2,", "maxLoras: 2, maxLoraRank: 8, maxCpuLoras: 4,")
+    pool += "  - {podName: engine-2, health: Ready, cordoned: true, arenaLimitBytes: 67108864}\n"
+    large = ADAPTER.replace("name: sql", "name: large") + "status: {rank: 16}\n"
+    sql = ADAPTER + "status: {engines: [{podName: engine-0}]}\n"
+    more = ADAPTER.replace("name: sql", "name: more")
+    (tmp_path / "all.yaml").write_text("---".join([pool, large, sql, more]))
+    assert main(["plan", "-f", str(tmp_path / "all.yaml")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "    engine-0: refused: LoRA rank 16 is greater than max_lora_rank 8" in said
+    assert "    engine-0: refused: has 1 of 1 adapters" in said
+    assert "    engine-0: chosen: was chosen before" in said
+    assert said.count("    engine-2: refused: is cordoned") == 3
+
+
+def test_plan_names_a_pool_that_does_not_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    (tmp_path / "sql.yaml").write_text(ADAPTER)
+    assert main(["plan", "-f", str(tmp_path / "sql.yaml")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "pool team-a/pool: does not exist",
+        "  team-a/sql: 0 of 0 engines",
+        "    PoolNotFound: EnginePool team-a/pool does not exist",
+    ]
 
 
 def test_plan_says_how_many_engines_the_status_leaves_out(
