@@ -87,9 +87,10 @@ class SlotFills:
             return
         if not fill.enqueued:
             self.advance(lora_int_id, float("inf"))
-        if fill.event is not None:
+        if fill.event is None or fill.event.query():
+            del self._fills[lora_int_id]
+        else:  # kept: the next one to need it may be on another stream
             torch.cuda.current_stream(self._device).wait_event(fill.event)
-        del self._fills[lora_int_id]
 
     def drop(self, lora_int_id: int) -> None:
         """Forget the adapter's fill; layers that were enqueued are still written."""

@@ -67,6 +67,14 @@ def evidence(residency: Residency, lora_int_id: int, start: int, stop: int) -> d
     known = residency.known.get(lora_int_id)
     if known is None or known.revision is None:
         raise EngineRejected(f"adapter {lora_int_id} is no staged revision that this worker holds")
+    with residency.reading_slot(lora_int_id):
+        return _evidence(residency, lora_int_id, known, start, stop)
+
+
+def _evidence(
+    residency: Residency, lora_int_id: int, known: Known, start: int, stop: int
+) -> dict[str, Any]:
+    assert known.revision is not None
     modules = list(_modules(residency).items())
     found: list[tuple[str, Part, torch.Tensor]] = []
     enabled: dict[str, torch.Tensor] = {}
@@ -140,7 +148,6 @@ def _layer(residency: Residency, lora_int_id: int, known: Known, wrapper: str) -
     manager = residency.manager
     layer = manager.modules[wrapper]
     if lora_int_id in manager.lora_index_to_id:
-        residency.fills.need(lora_int_id)
         return layer, manager.lora_index_to_id.index(lora_int_id)
     scratch = _scratch(layer)
     model = known.model or manager._registered_adapters.cache.get(lora_int_id)

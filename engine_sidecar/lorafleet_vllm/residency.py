@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lorafleet.errors import EngineRejected, LorafleetError
 
-from lorafleet_vllm import device_loader, direct
+from lorafleet_vllm import device_loader, direct, inventory
 from lorafleet_vllm.arena_map import Arena
 from lorafleet_vllm.background import Background
 from lorafleet_vllm.fills import SlotFills
 from lorafleet_vllm.host_store import HostStore
-from lorafleet_vllm.offload import offload, total_bytes
+from lorafleet_vllm.offload import offload
+from lorafleet_vllm.parts import exhaust
 from lorafleet_vllm.rebuild import entry_of, rebuild
 from lorafleet_vllm.revision import Revision, read_revision
 from lorafleet_vllm.settings import RevisionPath, Volume, offload_budget
-from lorafleet_vllm.slot_plan import empty_plan, slot_tensors
+from lorafleet_vllm.slot_plan import empty_plan
 from lorafleet_vllm.stats import WorkerStats
 from lorafleet_vllm.targets import read_targets
-from lorafleet_vllm.tensor_tree import model_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -65,6 +65,7 @@ class Residency:
         self.targets = read_targets(manager)
         self.stats = WorkerStats()
         self.fills = SlotFills(self.device)
+        self._reader = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         budget = volume.arena.stat().st_size if volume.arena.exists() else 0
         self.store = HostStore(offload_budget(default=budget))
         self.known: dict[int, Known] = {}
@@ -273,6 +274,19 @@ class Residency:
         finally:
             self.in_parts = False
 
+    @contextmanager
+    def reading_slot(self, lora_int_id: int) -> Iterator[None]:
+        """Surround reading an adapter's slot: on a stream of its own, so that no step waits."""
+        if self._reader is None:
+            yield
+            return
+        if not isinstance(self.manager._registered_adapters.get(lora_int_id), direct.ReadyModel):
+            # vLLM wrote it, on its own stream.
+            self._reader.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._reader):
+            self.fills.need(lora_int_id)
+            yield
+
     def touch(self, lora_int_ids: Iterable[int]) -> None:
         """Count adapters as just used, in both tiers, where they are in them."""
         for tier in (self.manager._registered_adapters, self.manager._active_adapters):
@@ -344,24 +358,7 @@ class Residency:
 
     def report(self) -> dict[str, Any]:
         """Return the residency and memory of this worker, as /v1/state tells them."""
-        manager = self.manager
-        offloaded = [
-            tensor
-            for lora_int_id, known in self.known.items()
-            if known.model is None and lora_int_id in manager._registered_adapters
-            for tensor in model_tensors(manager._registered_adapters.cache[lora_int_id])
-        ]
-        return {
-            **self.stats.to_dict(self.device),
-            "gpu": [lora_id for lora_id in manager.lora_index_to_id if lora_id is not None],
-            "host": list(manager._registered_adapters.order),
-            "pinned": sorted(manager._registered_adapters.pinned_items),
-            "slot_bytes": total_bytes(
-                tensor for layer in manager.modules.values() for tensor in slot_tensors(layer)
-            ),
-            "registered_host_bytes": self.arena.registered_bytes,
-            "pinned_host_bytes": total_bytes([*offloaded, *self.store.tensors()]),
-        }
+        return inventory.report(self)
 
 
 def _planned(model: Any) -> Generator[None, None, None]:
@@ -369,15 +366,6 @@ def _planned(model: Any) -> Generator[None, None, None]:
     if isinstance(model, direct.ReadyModel):
         for _ in model.plan:
             yield
-
-
-def exhaust(parts: Generator[None, None, Any]) -> Any:
-    """Run a piece of work that is done in parts to its end; returns its result."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as stop:
-            return stop.value
 
 
 def _text(error: Exception) -> str:
