@@ -228,7 +228,7 @@ def measure_plans() -> None:
 def finite_values(size: int) -> memoryview:
     """Return `size` bytes of finite bfloat16 values."""
     one = np.random.default_rng(0).integers(0, 0x7F00, 1 << 20, np.uint16)
-    return memoryview(np.resize(one, size // 2)).cast("B")
+    return np.resize(one, size // 2).data.cast("B")
 
 
 def stage(
@@ -312,7 +312,7 @@ def measure_staging(folder: Path, size: int) -> None:
 def measure_cast(size: int) -> None:
     """Print the conversion beside a copy, two threads each."""
     values = np.resize(np.random.default_rng(0).standard_normal(1 << 20, np.float32), size // 4)
-    source, copied = memoryview(values).cast("B"), np.ones_like(values)
+    source, copied = values.data.cast("B"), np.ones_like(values)
     target = bytearray(size // 2)
     header = parse_header(
         json.dumps(

@@ -1,22 +1,21 @@
 """A tensor whose elements do not lie in row order, read as if they did.
 
 `torch.save` keeps views as they are: a transposed factor is stored with its strides. Such a
-tensor is read whole (it is small: at most one read) and reordered.
+tensor is read whole (it is small: at most one read), and the rows that are wanted are reordered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lorafleet_operator.sources.base import MAX_READ_BYTES, Blob, Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -68,24 +67,14 @@ class StridedBlob:
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes of the reordered tensor."""
         stored = await self._blob.read(self._start, self._reach)
-        ordered = await asyncio.to_thread(self._reorder, stored)
-        return memoryview(ordered)[offset : offset + length]
+        return await asyncio.to_thread(self._reordered, stored, offset, length)
 
-    def _reorder(self, stored: Buffer) -> bytearray:
-        """Copy element by element along the innermost axis, which memoryview does in C."""
-        ordered = bytearray(self.size)
-        source = memoryview(stored).cast("B").cast(_FORMATS[self._item])
-        target = memoryview(ordered).cast(_FORMATS[self._item])
-        # The longest axis is the one walked in C.
-        axis = max(range(len(self._shape)), key=lambda index: self._shape[index])
-        count = self._shape[axis]
-        dense = [prod(self._shape[index + 1 :]) for index in range(len(self._shape))]
-        outer = [range(extent if i != axis else 1) for i, extent in enumerate(self._shape)]
-        for place in product(*outer):
-            at = sum(i * stride for i, stride in zip(place, self._strides, strict=True))
-            to = sum(i * stride for i, stride in zip(place, dense, strict=True))
-            step, gap = dense[axis], self._strides[axis]
-            target[to : to + (count - 1) * step + 1 : step] = source[
-                at : at + (count - 1) * gap + 1 : gap
-            ]
-        return ordered
+    def _reordered(self, stored: Buffer, offset: int, length: int) -> memoryview:
+        """Copy the rows of the first axis that the range touches."""
+        kind = np.dtype(f"u{self._item}")
+        strides = [stride * self._item for stride in self._strides]
+        view: np.ndarray[Any, Any] = np.ndarray(self._shape, kind, stored, strides=strides)
+        row = self.size // self._shape[0]
+        first, end = offset // row, -(-(offset + length) // row)
+        ordered = np.ascontiguousarray(view[first:end]).data.cast("B")
+        return ordered[offset - first * row :][:length]
