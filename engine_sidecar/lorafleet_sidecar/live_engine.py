@@ -36,7 +36,7 @@ class LiveEngine:
             return False
         for target in name.targets():
             revision = state.find(name.served_name, target.digest, target.loader)
-            if revision is None or revision.pinned != name.pinned:
+            if revision is None or revision.pinned != name.pinned or not revision.verified:
                 return False
             if target == name.current and (
                 state.served.get(name.served_name) != revision.lora_int_id
@@ -98,18 +98,25 @@ class LiveEngine:
             lora_int_id, pinned = revision.lora_int_id, revision.pinned
             verified = revision.verified
         if not verified:
-            await self._verify(lora_int_id)
+            await self._verify(name.served_name, lora_int_id)
         if pinned != name.pinned:
             await self._control.pin(lora_int_id, pinned=name.pinned)
         if publish:
             await self._publish(name, target, lora_int_id, state)
         self._desired.settle_load(target.digest, proved=True)
 
-    async def _verify(self, lora_int_id: int) -> None:
-        """Prove the loaded revision; one that fails leaves the engine, so that it is loaded anew."""
+    async def _verify(self, served_name: str, lora_int_id: int) -> None:
+        """Prove the loaded revision; one that fails leaves the engine, so that it is loaded anew.
+
+        One that is served is proved again after the engine slept: if it fails, no answer is better
+        than a wrong one.
+        """
         try:
             await self._control.verify(lora_int_id)
         except EngineRejected:
+            state = await self._control.state()
+            if state.served.get(served_name) == lora_int_id:
+                await self.hide(served_name)
             await self._control.unload(lora_int_id)
             raise
         crash_at("load.verified")

@@ -182,6 +182,12 @@ class Control:
         self._check_live()
         return answers
 
+    def doubt(self) -> None:
+        """Count no revision as proved any more: the memory behind the slots was taken away."""
+        for loaded in self._loaded.values():
+            loaded.verified = False
+        self._reports = None
+
     def _check_live(self) -> None:
         if self._compat != OK:
             raise Refused(f"the plugin is inactive: {self._compat}", 503)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vllm.lorafleet")
 _started: list[asyncio.Task[None] | Future[None]] = []  # keeps the task; one per process
+_controls: list[Control] = []
 
 
 def start(models: Any, reason: str) -> None:
@@ -36,6 +37,13 @@ def start(models: Any, reason: str) -> None:
     if reason == OK:
         models.lora_requests = ServedNames(volume, models.lora_requests)
     control = Control(volume, models, reason)
+    _controls.append(control)
     app = control_http.application(control)
     _started.append(loop.create_task(control_server.serve(app, volume.socket)))
     _log.info("lorafleet: control socket at %s (compat: %s)", volume.socket, reason)
+
+
+def woken() -> None:
+    """Tell the control that the engine slept: what its slots hold is to be proved again."""
+    for control in _controls:
+        control.doubt()

@@ -263,6 +263,9 @@ def _patch_api_server(reason: str) -> None:
 
     _wrap(OpenAIServingModels, "__init__", init)
     if reason == compat.OK:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        _wrap(AsyncLLM, "wake_up", _woken)
         _wrap(OpenAIServingModels, "model_name", _model_name)
         _wrap(OpenAIServingModels, "show_available_models", _show_available_models)
 
@@ -274,6 +277,18 @@ def _start_control(models: Any, reason: str) -> None:
         start(models, reason)
     except Exception:
         _log.exception("lorafleet: the control socket could not be started")
+
+
+def _woken(original: Any) -> Any:
+    async def wake_up(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from lorafleet_vllm.front import woken
+
+        try:
+            return await original(self, *args, **kwargs)
+        finally:
+            woken()
+
+    return wake_up
 
 
 def _model_name(original: Any) -> Any:

@@ -70,6 +70,22 @@ async def test_what_comes_back_wrong_after_a_restart_is_not_served(rig: Rig) -> 
     assert [each.digest for each in rig.engine.revisions.values()] == [two]
 
 
+async def test_what_was_proved_before_the_engine_slept_is_proved_again(rig: Rig) -> None:
+    one, two = rig.put(1), rig.put(2, "team-b/chat")
+    await rig.load(one)
+    await rig.load(two, "team-b/chat")
+    rig.engine.behaviour.wrong[one] = "model.layers.0.mlp.gate_proj: lora_A is not what was staged"
+    for revision in rig.engine.revisions.values():
+        revision.verified = False
+    await until(lambda: "team-a/sql" not in rig.engine.served)  # rather no answer than a wrong one
+    await until(lambda: all(each.verified for each in rig.engine.revisions.values()))
+    assert len(rig.engine.loads) >= 2
+    assert rig.engine.served.keys() == {"team-b/chat"}
+    rig.engine.behaviour.wrong.clear()
+    await served(rig, "team-a/sql", one)
+    assert [each.digest for each in rig.engine.revisions.values()].count(two) == 1
+
+
 async def test_a_call_while_the_engine_is_away_says_so(rig: Rig) -> None:
     digest = rig.put(1)
     await rig.engine.kill()
