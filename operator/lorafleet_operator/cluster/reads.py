@@ -20,7 +20,8 @@ from lorafleet_operator.api import names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""What to accept as an answer in place of the object."""
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -143,7 +144,7 @@ async def secret_version(api: client.ApiClient, namespace: str, name: str) -> st
     """
     try:
         found = await client.CoreV1Api(api).read_namespaced_secret(
-            name, namespace, _headers={"Accept": _METADATA_ONLY}, _request_timeout=10.0
+            name, namespace, _headers={"Accept": METADATA_ONLY}, _request_timeout=10.0
         )
     except client.ApiException as error:
         if error.status == 404:
