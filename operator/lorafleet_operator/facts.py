@@ -39,7 +39,8 @@ class Facts:
     # observe
     pool: EnginePool | None = None
     engines: list[EngineView] = field(default_factory=list)
-    """The pool's engines, then others that still have the adapter."""
+    """The pool's engines, then others that still have the adapter. Once it is placed, of the
+    pool's those alone that have it, had it or should have it."""
     # resolve
     fingerprint: str = ""
     """Identity of the wanted content, "" while nobody knows it."""

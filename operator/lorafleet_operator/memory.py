@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
     from lorafleet.profile import EngineProfile
 
-_MAX_VERDICTS: Final = 4096
+_MAX_VERDICTS: Final = 65536
+"""Several for each of ten thousand adapters: one that is forgotten costs a look at its source."""
 
 
 @dataclass(frozen=True)

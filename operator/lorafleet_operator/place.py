@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def place(facts: Facts, fleet: Fleet) -> None:
     """Choose the adapter's engines, beside all other adapters of the pool.
 
-    Others whose engines that changes are woken.
+    Others whose engines that changes are woken. From here on the pass looks at no engine that
+    neither has the adapter nor should have it, however large the pool is.
     """
     metadata, pool = facts.adapter.metadata, facts.pool
     if pool is None:
@@ -30,12 +31,18 @@ def place(facts: Facts, fleet: Fleet) -> None:
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
     owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
+    needs = demand(facts)
     if owner is None:
-        planner.plan.set_adapter(demand(facts))
+        planner.plan.set_adapter(needs)
     else:
         planner.plan.drop_adapter(facts.key)
     for key in planner.plan.settle() - {facts.key}:
         fleet.wakeups.wake(key)
+    status = facts.adapter.status
+    concerned = planner.plan.concerned(needs, (status.digest, *status.history))
+    facts.engines = [
+        view for view in facts.engines if not view.member or view.pod.name in concerned
+    ]
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
         facts.placed = Placed(blocked=(Reason.NAME_TAKEN, text), lost_name=True)
@@ -62,7 +69,7 @@ def demand(facts: Facts) -> AdapterDemand:
         rank=known.rank if facts.rank is None else facts.rank,
         refused={
             view.pod.name: str(facts.refusals[view.uid])
-            for view in facts.engines
+            for view in (facts.engines if facts.refusals else ())
             if view.uid in facts.refusals
         },
     )

@@ -172,8 +172,12 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
     if not facts.fingerprint or facts.source_error is not None:
         return
     spec = facts.adapter.spec
+    found: dict[int, Verdict] = {}  # by profile: most engines of a pool share one, large to compare
     for view in facts.engines:
         if not view.member or view.profile is None:
+            continue
+        if id(view.profile) in found:
+            facts.verdicts[view.uid] = found[id(view.profile)]
             continue
         # The fingerprint tells adapterName and dropUnmatched apart: see as_taken.
         key = (facts.key, facts.fingerprint, spec.allow_base_mismatch, view.profile)
@@ -186,7 +190,7 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
                 return
             verdict = await asyncio.to_thread(judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
-        facts.verdicts[view.uid] = verdict
+        facts.verdicts[view.uid] = found[id(view.profile)] = verdict
 
 
 async def same_content(facts: Facts, reader: SourceReader, fleet: Fleet) -> ResolvedAdapter:

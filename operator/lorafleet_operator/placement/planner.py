@@ -139,6 +139,11 @@ class Planner:
         self._dirty, self._fresh, self._was, self._freed = set(), set(), {}, False
         return changed
 
+    def concerned(self, demand: AdapterDemand, digests: Iterable[str]) -> set[str]:
+        """Return the holders, and the engines that have one of the revisions staged."""
+        staged = {c.engine.pod_name for digest in digests for c in self.board.staged_on(digest)}
+        return staged | self.holders(demand)
+
     def holders(self, demand: AdapterDemand) -> set[str]:
         """Return the engines that have the adapter, or were chosen for it, or are now."""
         entry = self.entries.get(demand.key)

@@ -55,8 +55,10 @@ class EngineLink:
         read_tls: Callable[[], Tls | None],
         heartbeat_seconds: float,
         on_change: Callable[[EngineLink, pb.Inventory | None], None],
+        share: Callable[[EngineProfile], EngineProfile] = lambda profile: profile,
     ) -> None:
         self.endpoint = endpoint
+        self._share = share
         self._read_tls = read_tls
         self._tls = read_tls()
         self.client = SidecarClient(endpoint.host, endpoint.port, self._tls)
@@ -189,7 +191,7 @@ class EngineLink:
             self.tried.set()
         self._profile_of = version
         if profile != self.profile or self.profile_problem:
-            self.profile, self.profile_problem = profile, ""
+            self.profile, self.profile_problem = self._share(profile), ""
             self._on_change(self, self.inventory)
 
     def _lost(self, problem: str) -> None:
@@ -244,6 +246,7 @@ class Links:
                     read_tls=self._read_tls,
                     heartbeat_seconds=self._heartbeat_seconds,
                     on_change=self._on_change,
+                    share=self._share,
                 )
                 self._links[uid] = link
                 self._tasks[link] = asyncio.create_task(link.run(), name=f"link {endpoint.pod}")
@@ -253,6 +256,11 @@ class Links:
         for uid in list(self._links):
             self._close(uid)
         await asyncio.gather(*self._closing)
+
+    def _share(self, profile: EngineProfile) -> EngineProfile:
+        """Return the same profile as an engine of its kind has: profiles are large, kinds few."""
+        same = (link.profile for link in self._links.values() if link.profile == profile)
+        return next(same, None) or profile
 
     def _close(self, uid: str) -> None:
         link = self._links.pop(uid)
