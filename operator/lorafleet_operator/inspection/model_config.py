@@ -40,6 +40,7 @@ class Architecture:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
+_EXPERTS = ("num_experts", "num_local_experts")
 _QWEN_MOE = {"moe": "mlp", "experts": "num_experts", "width": "moe_intermediate_size"}
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", heads=True, kv=True),
@@ -155,7 +156,7 @@ class ModelConfig:
 
     def _sparse(self, prefix: str, hidden: int) -> Iterator[LoraModule]:
         kind = self.architecture
-        experts, width = self.size(kind.experts), self.size(kind.width)
+        experts, width = self._experts(), self.size(kind.width)
         yield LoraModule(f"{prefix}.gate", hidden, experts)
         if self._shared_width():
             yield from self._dense(f"{prefix}.shared_expert", hidden, self._shared_width())
@@ -165,6 +166,16 @@ class ModelConfig:
         yield LoraModule(gate, hidden, width, ModuleKind.EXPERTS, experts)
         yield LoraModule(up, hidden, width, ModuleKind.EXPERTS, experts)
         yield LoraModule(down, width, hidden, ModuleKind.EXPERTS, experts)
+
+    def _experts(self) -> int:
+        """Number of experts; transformers 5 writes that of qwen3_moe as num_local_experts."""
+        key = self.architecture.experts
+        present = [name for name in _EXPERTS if self.raw.get(name) is not None] or [key]
+        found = {name: self.size(name) for name in present}
+        if len(set(found.values())) > 1:
+            said = " and ".join(f"{name} is {size}" for name, size in found.items())
+            raise UnknownModel(f"config.json: {said}, expected one number")
+        return found[present[0]]
 
     def _is_sparse(self, layer: int) -> bool:
         if self.architecture.moe != "mlp":

@@ -109,6 +109,13 @@ def test_mixtral_names_its_experts_as_checkpoints_do() -> None:
     assert not [name for name in found if ".mlp." in name]
 
 
+def test_experts_are_counted_under_the_name_of_transformers_5_too() -> None:
+    renamed = {**QWEN3_MOE, "num_local_experts": QWEN3_MOE["num_experts"]}
+    both = modules(renamed)
+    del renamed["num_experts"]
+    assert modules(renamed) == both == modules(QWEN3_MOE)
+
+
 def test_qwen2_moe_has_a_shared_expert_beside_the_others() -> None:
     config = {**QWEN3_MOE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48}
     found = sizes(config, "model.layers.1.mlp")
@@ -152,6 +159,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**LLAMA, "num_attention_heads": 512}, "", "head_dim is 0, expected a size"),
     ({**QWEN3_MOE, "mlp_only_layers": 1}, "", "mlp_only_layers is 1, expected a list"),
     ({**QWEN3_MOE, "num_experts": 0}, "", "num_experts is 0, expected a size"),
+    (
+        {**QWEN3_MOE, "num_local_experts": 4},
+        "",
+        "num_experts is 8 and num_local_experts is 4, expected one number",
+    ),
     ({**QWEN3, "torch_dtype": "a\nb"}, "", "say what vLLM runs with"),
     ({**QWEN3, "num_key_value_heads": None}, "", "num_key_value_heads is None, expected a size"),
     (
