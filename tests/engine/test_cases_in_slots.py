@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from format_cases import profile
+from lorafleet_operator.inspection.offline_profile import offline_profile
 from plugin_requests import load_for_step, ours
 from slot_updates import slot_factors
 from staged_cases import LOADED, NOT_BFLOAT16, differences, engine_of, stage_case
@@ -47,6 +49,22 @@ def staged(engine: Any, case: str, part: str, claims: Path) -> str:
             return (await stage_case(sidecar, claims, case, part)).digest
 
     return asyncio.run(run())
+
+
+def test_the_offline_profile_is_what_the_engine_reports(engine: Any, models: Path) -> None:
+    from lorafleet_vllm.worker_profile import read_profile
+
+    live = read_profile(engine.llm.llm_engine.vllm_config, engine.residency)
+    offline = offline_profile(
+        models / engine.model,
+        base_model=live.base_model,
+        aliases=live.base_model_aliases,
+        max_lora_rank=live.max_lora_rank,
+        max_loras=live.max_loras,
+        max_cpu_loras=live.max_cpu_loras,
+    )
+    assert set(offline.modules) == set(live.modules)
+    assert replace(offline, modules=live.modules, plugin_version=live.plugin_version) == live
 
 
 def test_every_case_computes_the_expected_updates_in_its_slot(engine: Any, tmp_path: Path) -> None:
