@@ -82,6 +82,34 @@ class DenseCase:
         return folder / self.path
 
 
+OPTIONS = {
+    "--adapter-name": "adapter_name",
+    "--drop-unmatched": "drop_unmatched",
+    "--allow-base-mismatch": "allow_base_mismatch",
+    "--no-allow-pickle": "allow_pickle",
+}
+
+
+ONLY_THE_COMMAND = {
+    "a cache of one snapshot",
+    "a cache with a head",
+    "a cache of two snapshots",
+    "a cache with a stale head",
+    "a cache with a broken head",
+    "nothing there",
+    "a link that dangles",  # it leaves the claim, which is told first
+}
+"""A claim's path is the adapter's own folder; the command also looks around."""
+
+
+def manifest(case: DenseCase) -> dict[str, Any]:
+    """Return what a LoRAAdapter says where the command has an option."""
+    if not case.options:
+        return {}
+    name, *value = case.options
+    return {OPTIONS[name]: value[0] if value else not name.startswith("--no")}
+
+
 def config_of(**more: Any) -> bytes:
     """Return a config as PEFT writes it, `more` on top; ... takes a field away."""
     config: dict[str, Any] = {

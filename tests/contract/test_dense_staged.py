@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from dense_case import ONLY_THE_COMMAND, manifest
 from dense_cases import CASES
 from format_cases import numbers, profile
 from lorafleet.errors import LorafleetError
@@ -17,33 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dense_case import DenseCase
-
-OPTIONS = {
-    "--adapter-name": "adapter_name",
-    "--drop-unmatched": "drop_unmatched",
-    "--allow-base-mismatch": "allow_base_mismatch",
-    "--no-allow-pickle": "allow_pickle",
-}
-
-
-ONLY_THE_COMMAND = {
-    "a cache of one snapshot",
-    "a cache with a head",
-    "a cache of two snapshots",
-    "a cache with a stale head",
-    "a cache with a broken head",
-    "nothing there",
-    "a link that dangles",  # it leaves the claim, which is told first
-}
-"""A claim's path is the adapter's own folder; the command also looks around."""
-
-
-def manifest(case: DenseCase) -> dict[str, Any]:
-    """Return what a LoRAAdapter says where the command has an option."""
-    if not case.options:
-        return {}
-    name, *value = case.options
-    return {OPTIONS[name]: value[0] if value else not name.startswith("--no")}
 
 
 def differences(found: dict[str, Any], case: DenseCase) -> list[str]:

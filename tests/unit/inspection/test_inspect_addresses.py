@@ -20,6 +20,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "canary"}
     [
         ("runs/step-10", "path", "runs/step-10"),
         ("file:///data/a%20b", "path", "/data/a b"),
+        ("FILE://localhost/data/%23x/", "path", "/data/#x"),
         ("https://models.example/sql/?sig=x", "http", "https://models.example/sql"),
         ("s3://models/team/sql/", "s3", "s3://models/team/sql"),
         ("s3://models", "s3", "s3://models"),
@@ -40,6 +41,9 @@ def test_an_address_names_its_source(address: str, kind: str, uri: str) -> None:
     ("address", "environ", "error", "message"),
     [
         ("ftp://models/sql", {}, PathNotAllowed, "ftp:// is no address of an adapter"),
+        ("file://models/sql", {}, PathNotAllowed, "file://models/sql is not of the form file:///"),
+        ("file://", {}, PathNotAllowed, "file:// is not of the form file:///absolute/path"),
+        ("file://[x/", {}, PathNotAllowed, "file://[x/ is not of the form file:///absolute/path"),
         ("hf://sql", {}, PathNotAllowed, "hf://sql is none of hf://org/repo,"),
         ("s3:///sql", {}, PathNotAllowed, "source.s3.bucket '' is not a bucket's name"),
         (
