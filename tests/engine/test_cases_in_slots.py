@@ -6,17 +6,23 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+from dense_case import ONLY_THE_COMMAND, manifest
+from dense_cases import CASES
 from format_cases import profile
 from lorafleet_operator.inspection.offline_profile import offline_profile
 from plugin_requests import load_for_step, ours
 from slot_updates import slot_factors
-from staged_cases import LOADED, NOT_BFLOAT16, differences, engine_of, stage_case
+from staged_cases import LOADED, NOT_BFLOAT16, differences, engine_of, stage_case, stage_path
 from staging_server import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from dense_case import DenseCase
 
 ARENA_BYTES = 64 << 20
 ROUNDED_BY_SCALING = {"m08-moe-rslora"}
@@ -83,3 +89,51 @@ def test_every_case_computes_the_expected_updates_in_its_slot(engine: Any, tmp_p
     assert {case: lines for case, lines in wrong.items() if lines} == {}
     assert len(wrong) == len(cases) == {"dense": 27, "moe": 8}[engine.model]
     assert engine.residency.stats.loads == len(cases)
+
+
+def rounded(values: Any) -> Any:
+    return values.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def staged_dense(engine: Any, case: DenseCase, claims: Path, name: str) -> str:
+    """Stage an adapter of `dense_cases`; return its digest."""
+    folder = claims / "team-a" / "cases" / name
+    folder.mkdir(parents=True)
+    case.write(folder)
+
+    async def run() -> str:
+        volume = engine.arena.volume
+        async with serving(volume, ARENA_BYTES, profile=lambda: profile("qwen3-dense")) as sidecar:
+            path = f"{name}/{case.path}".rstrip("/")
+            return (await stage_path(sidecar, claims, path, **manifest(case))).digest
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("engine", ["dense"], indirect=True)
+def test_other_dense_adapters_lie_in_their_slot_as_their_trainers_meant(
+    engine: Any, tmp_path: Path
+) -> None:
+    wrong = []
+    cases = {
+        name: case
+        for name, case in CASES.items()
+        if case.updates and not case.warnings and name not in ONLY_THE_COMMAND
+    }
+    digests: dict[str, int] = {}
+    for number, (name, case) in enumerate(cases.items(), start=1000):
+        digest = staged_dense(engine, case, tmp_path, str(number))
+        if digest in digests:  # the same content in another dress
+            continue
+        digests[digest] = number
+        found = slot_factors(load_for_step(engine.lora, ours(engine.arena.volume, number, digest)))
+        touched = {module for module, factors in found.items() if len(factors.a)}
+        wrong += [f"{name}: {each}" for each in sorted(touched ^ set(case.updates))]
+        for module, (a, b, scaling) in case.updates.items():
+            scaled = rounded(rounded(b) * np.float32(scaling))
+            slot = found[module]
+            if not (np.array_equal(slot.a, rounded(a)) and np.array_equal(slot.b, scaled)):
+                wrong.append(f"{name}: {module}")
+        assert engine.lora.remove_adapter(number)
+    assert wrong == []
+    assert len(digests) > 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def test_an_address_names_its_source(address: str, kind: str, uri: str) -> None:
 def test_what_cannot_be_opened_is_refused(
     address: str, environ: Mapping[str, str], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match="^" + message.replace("(", r"\(")):
+    with pytest.raises(error, match="^" + re.escape(message)):
         open_address(address, environ)
 
 
