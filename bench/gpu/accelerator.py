@@ -37,3 +37,14 @@ def copy_seconds(source: torch.Tensor) -> float:
     if CUDA:
         torch.cuda.empty_cache()
     return seconds
+
+
+def copies_seconds(sources: list[torch.Tensor]) -> float:
+    """Return the seconds of plain copies of page-locked tensors to the GPU, one for each."""
+    targets = [torch.empty_like(source, device="cuda" if CUDA else "cpu") for source in sources]
+    synchronize()
+    start = time.perf_counter()
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
+    synchronize()
+    return time.perf_counter() - start

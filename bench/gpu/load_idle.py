@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import accelerator
@@ -9,7 +10,8 @@ import device_memory
 import gaps
 import host_memory
 import inprocess
-from one_gpu import BIG, DEVICE, STOCK
+from one_gpu import BIG, DEVICE, STOCK, TENANT
+from tracing import traced
 
 if TYPE_CHECKING:
     from one_gpu import Bench
@@ -61,6 +63,9 @@ def direct_when_idle(bench: Bench) -> None:
         inprocess.load_seconds(probe, request)
     phases = dict(probe.residency.stats.seconds)
     inprocess.clear(probe)
+    table = bench.record.path.with_name("load-profile.txt")
+    profile = traced(lambda: inprocess.load_seconds(probe, request), table)
+    inprocess.clear(probe)
     copy = gaps.median(copies)
     bench.record.put(
         copy_s=copy,
@@ -74,13 +79,38 @@ def direct_when_idle(bench: Bench) -> None:
         temp_peak_driver_bytes=max(load.driver_bytes, rebuild.driver_bytes),
         temp_kept_bytes=max(load.kept_bytes, rebuild.kept_bytes),
         direct_phases_s=phases,
+        direct_profile=profile,
+    )
+
+
+def small_when_idle(bench: Bench) -> None:
+    """Time fills of an adapter of a few MiB beside plain copies of its tensors, one by one."""
+    request, probe = bench.ours(TENANT), bench.probe
+    inprocess.load_seconds(probe, request)
+    loads, copies, whole = [], [], []
+    for _ in range(20):
+        inprocess.evict(probe, TENANT)
+        accelerator.synchronize()
+        begin = time.perf_counter()
+        probe.lora.add_adapter(request)
+        accelerator.synchronize()
+        loads.append(time.perf_counter() - begin)
+        copies.append(accelerator.copies_seconds(bench.arena_tensors("tenant")))
+        whole.append(accelerator.copy_seconds(bench.arena_data("tenant")))
+    inprocess.clear(probe)
+    bench.record.put(
+        small_bytes=bench.arena_data("tenant").numel(),
+        small_tensors=len(bench.arena_tensors("tenant")),
+        small_fill_s=gaps.median(loads),
+        small_copies_s=gaps.median(copies),
+        small_copy_in_one_go_s=gaps.median(whole),
     )
 
 
 def device_when_idle(bench: Bench) -> None:
     """Time `device`: build, activate, offload; and again from its offloaded tensors."""
     request, probe = bench.ours(DEVICE, "device"), bench.probe
-    with device_memory.peak() as load:
+    with device_memory.peak(driver=False) as load:
         first = inprocess.load_seconds(probe, request)
     again = []
     for _ in range(3):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import inprocess
 import torch
+from lorafleet_vllm.direct import pair_of
+from lorafleet_vllm.revision import read_revision
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +38,18 @@ class Bench:
     def engine(self) -> Any:
         return self.probe.llm.llm_engine
 
-    def arena_data(self) -> Any:
-        """Return the adapter's bytes where the plugin has them mapped and registered."""
-        staged = self.staging.staged["big"]
+    def arena_data(self, name: str = "big") -> torch.Tensor:
+        """Return an adapter's bytes where the plugin has them mapped and registered."""
+        staged = self.staging.staged[name]
         arena = self.probe.residency.arena.current()
-        return arena.view(staged.data_offset, (staged.data_bytes,), torch.uint8)
+        found: torch.Tensor = arena.view(staged.data_offset, (staged.data_bytes,), torch.uint8)
+        return found
+
+    def arena_tensors(self, name: str) -> list[torch.Tensor]:
+        """Return the same as the packed tensors it consists of."""
+        staged = self.staging.staged[name]
+        hex_digest = staged.digest.removeprefix("sha256:")
+        volume, arena = self.probe.residency.volume, self.probe.residency.arena.current()
+        revision = read_revision(volume.revision_directory(hex_digest))
+        pairs = (pair_of(each, revision, arena) for each in revision.modules)
+        return [side for pair in pairs for side in (pair.a, pair.b)]
