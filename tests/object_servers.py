@@ -189,13 +189,19 @@ class Registry:
         self, repository: str, tag: str, files: Mapping[str, bytes], folder: str = ""
     ) -> str:
         """Push files as `oras push` does: one layer each, its name in an annotation."""
+        return self.push(repository, tag, self.layers(repository, files, folder))
+
+    def layers(
+        self, repository: str, files: Mapping[str, bytes], folder: str = ""
+    ) -> list[dict[str, Any]]:
+        """Push files as blobs; return their descriptors."""
         layers = []
         for name, content in files.items():
             layer = self.put_blob(repository, content)
             layer["mediaType"] = "application/octet-stream"
             layer["annotations"] = {"org.opencontainers.image.title": f"{folder}{name}"}
             layers.append(layer)
-        return self.push(repository, tag, layers)
+        return layers
 
 
 @contextlib.contextmanager

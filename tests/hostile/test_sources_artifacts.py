@@ -194,6 +194,12 @@ async def test_blobs_may_lie_elsewhere_and_credentials_do_not_follow_there() -> 
         }
 
 
+def named(title: str) -> dict[str, Any]:
+    """A layer with a file's name."""
+    title_of = {"org.opencontainers.image.title": title}
+    return {"digest": f"sha256:{'0' * 64}", "size": 1, "annotations": title_of}
+
+
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
@@ -202,6 +208,13 @@ async def test_blobs_may_lie_elsewhere_and_credentials_do_not_follow_there() -> 
         (b'{"layers": 1}', "has no list of at most 1024 layers"),
         (json.dumps({"layers": [{}] * 1025}).encode(), "has no list of at most 1024 layers"),
         (b'{"layers": [1]}', "a layer of the manifest is not an object"),
+        (json.dumps({"layers": [named("x"), named("./x")]}).encode(), "two layers are called x"),
+        (
+            json.dumps(
+                {"layers": [named("b/adapter_config.json"), named("a/adapter_config.json")]}
+            ).encode(),
+            "holds several adapters (a/, b/); push each on its own",
+        ),
         (b'{"layers": [{"digest": "sha256:../../x"}]}', "a layer's digest is not sha256:"),
         (b'{"layers": [{"digest": "md5:%b"}]}' % (b"0" * 32), "a layer's digest is not sha256:"),
         (b'{"layers": [{"digest": "sha256:%b"}]}' % (b"0" * 64), "has no size"),

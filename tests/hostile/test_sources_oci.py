@@ -73,7 +73,11 @@ async def test_a_digest_is_read_as_it_is(registry: Registry) -> None:
 async def test_a_folder_in_the_layers_names_does_not_matter(
     registry: Registry, folder: str
 ) -> None:
-    registry.push_files(REPOSITORY, "folder", FILES, folder)
+    layers = registry.layers(REPOSITORY, FILES, folder)
+    other = OTHER["adapter_model.safetensors"]
+    if folder != "./":  # what lies elsewhere is not the adapter's, whatever it is called
+        layers += registry.layers(REPOSITORY, {"adapter_model.safetensors": other})
+    registry.push(REPOSITORY, "folder", layers)
     _, data = await resolved(artifact(registry.host, ":folder"))
     assert data == DATA
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
@@ -79,7 +80,7 @@ _METADATA = frozenset(
 """Addresses at which clouds hand out credentials, beside the link-local ones."""
 
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LINE_ENDS = ("Zl", "Zp")
 
 
 def forbidden_kind(address: str, settings: SourceSettings) -> str | None:
@@ -123,7 +124,8 @@ def checked_object_name(value: str, what: str) -> str:
 
 def checked_relative_path(path: str, what: str) -> str:
     """Return `path` without a trailing slash; it must be relative and free of `..`."""
-    if _CONTROL.search(path) or "\\" in path:
+    kinds = {unicodedata.category(letter) for letter in path}
+    if "\\" in path or any(kind[0] == "C" or kind in _LINE_ENDS for kind in kinds):
         raise PathNotAllowed(f"{what} {path!r} has a control character or backslash")
     parts = path.rstrip("/").split("/") if path.rstrip("/") else []
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts):

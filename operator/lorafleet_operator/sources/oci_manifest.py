@@ -38,7 +38,7 @@ class Layer:
 def read_manifest(raw: bytes, uri: str) -> dict[str, Layer]:
     """Return the layers by their files' names, as `oras push` writes them.
 
-    A folder that all names share is taken off. Raises `InvalidAdapter` for a manifest that is
+    The folder that holds the config is the adapter's. Raises `InvalidAdapter` for a manifest that is
     none, and for files that are packed into a tar.
     """
     manifest = _manifest(raw, uri)
@@ -54,7 +54,7 @@ def read_manifest(raw: bytes, uri: str) -> dict[str, Layer]:
             raise InvalidAdapter(f"{uri}: two layers are called {one_line(title)}")
         if title:
             found[title] = layer
-    found = _without_folder(found)
+    found = _in_its_folder(found, uri)
     if CONFIG not in found:
         packed = [kind for entry in layers if "tar" in (kind := _media_type(entry))]
         if packed:
@@ -118,9 +118,13 @@ def _media_type(entry: dict[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _without_folder(found: dict[str, Layer]) -> dict[str, Layer]:
-    configs = [title for title in found if title.endswith(f"/{CONFIG}")]
-    if CONFIG in found or len(configs) != 1:
+def _in_its_folder(found: dict[str, Layer], uri: str) -> dict[str, Layer]:
+    """Return the files beside the config, wherever that is."""
+    folders = [title.removesuffix(CONFIG) for title in found if title.endswith(f"/{CONFIG}")]
+    if CONFIG in found or not folders:
         return found
-    folder = configs[0].removesuffix(CONFIG)
-    return {title.removeprefix(folder): layer for title, layer in found.items()}
+    if len(folders) > 1:
+        names = one_line(", ".join(sorted(folders)))
+        raise InvalidAdapter(f"{uri} holds several adapters ({names}); push each on its own")
+    inside = [title for title in found if title.startswith(folders[0])]
+    return {title.removeprefix(folders[0]): found[title] for title in inside}

@@ -44,7 +44,9 @@ class Validator:
     def __str__(self) -> str:
         if self.generation:
             return f"generation {self.generation}"
-        return f"etag {self.etag}" if self.etag else f"modified {self.last_modified}"
+        if self.etag:
+            return f"etag {self.etag}"
+        return f"modified {self.last_modified}" if self.last_modified else "no version"
 
     def conditions(self) -> dict[str, str]:
         """Return the request headers that make an honest server refuse another version.

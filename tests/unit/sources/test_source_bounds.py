@@ -54,7 +54,20 @@ def test_denied_networks_hold_even_where_private_addresses_are_allowed() -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["../x", "a/../b", "/etc", "a//b", "./a", "a/.", "a\x00b", "a\nb", "a\\..\\b"]
+    "path",
+    [
+        "../x",
+        "a/../b",
+        "/etc",
+        "a//b",
+        "./a",
+        "a/.",
+        "a\x00b",
+        "a\nb",
+        "a\\..\\b",
+        "a\u2028b",
+        "a\x85b",
+    ],
 )
 def test_a_path_that_could_leave_its_folder_is_refused(path: str) -> None:
     with pytest.raises(PathNotAllowed, match="source"):
@@ -62,7 +75,8 @@ def test_a_path_that_could_leave_its_folder_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "clean"), [("", ""), ("a", "a"), ("a/b/", "a/b"), ("..a/b..", "..a/b..")]
+    ("path", "clean"),
+    [("", ""), ("a", "a"), ("a/b/", "a/b"), ("..a/b..", "..a/b.."), ("a\xa0b/ü", "a\xa0b/ü")],
 )
 def test_a_relative_path_is_kept(path: str, clean: str) -> None:
     assert checked_relative_path(path, "source") == clean
