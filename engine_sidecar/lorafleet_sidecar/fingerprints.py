@@ -18,8 +18,11 @@ from lorafleet_sidecar.convert import DTYPES, is_finite
 Array = np.ndarray[Any, Any]
 Scaling = float | tuple[float, ...]
 
+_COLUMNS = 1 << defined.COLUMN_BITS
 _PIECE = 1 << 15
 """Values at a time: in a core's cache, and too few for BLAS to start threads of its own."""
+_ROWS = 1 << 16
+"""Rows at a time: a tensor of rank 1 has as many as values, and each takes some numbers."""
 
 
 def tensor_fingerprint(
@@ -35,20 +38,31 @@ def tensor_fingerprint(
     columns = shape[-1]
     values = np.frombuffer(packed, kind, math.prod(shape)).reshape(-1, columns)
     scales = np.asarray(scaling, np.float32).reshape(-1)
-    scales = np.repeat(scales, len(values) // len(scales))
-    words = columns * kind.itemsize // 2
-    weights = _column_weights(words)
+    rows_of_each = max(1, len(values) // len(scales))
+    total = 0
+    for first in range(0, len(values), _ROWS):
+        part = values[first : first + _ROWS]
+        each = np.arange(first, first + len(part)) // rows_of_each if len(scales) > 1 else [0]
+        sums = _row_sums(part, np.broadcast_to(scales[each], len(part)))
+        total += int((sums * _row_weights(first, len(part))).sum(dtype=np.uint64))
+    return total % defined.MODULUS
+
+
+def _row_sums(values: Array, scales: Array) -> Array:
+    """Return the weighted sums over the words of each row."""
+    columns, item = values.shape[1], values.dtype.itemsize
+    weights = _column_weights(min(columns * item // 2, _COLUMNS))  # they repeat after that
     sums = np.zeros(len(values), np.uint64)
     rows = max(1, _PIECE // columns)
-    step = min(columns, defined.EXACT_WORDS * 2 // kind.itemsize, _PIECE)
+    step = min(columns, defined.EXACT_WORDS * 2 // item, _PIECE)
     for row in range(0, len(values), rows):
         for column in range(0, columns, step):
             piece = values[row : row + rows, column : column + step]
             bits = _bits(piece, scales[row : row + rows])
-            first = column * kind.itemsize // 2
+            first = column * item // 2 % _COLUMNS
             dots = bits.astype(np.float64) @ weights[first : first + bits.shape[1]]
             sums[row : row + rows] += dots.astype(np.int64).view(np.uint64)
-    return int((sums * _row_weights(len(values))).sum(dtype=np.uint64))
+    return sums
 
 
 def _bits(piece: Array, scales: Array) -> Array:
@@ -68,7 +82,7 @@ def _column_table(size: int) -> Array:
     return (x ^ (x >> np.uint64(11))).astype(np.float64)
 
 
-_MASK = np.uint64((1 << defined.COLUMN_BITS) - 1)
+_MASK = np.uint64(_COLUMNS - 1)
 
 
 def _column_weights(words: int) -> Array:
@@ -76,7 +90,7 @@ def _column_weights(words: int) -> Array:
     return _column_table(max(1 << 12, 1 << (words - 1).bit_length()))[:words]
 
 
-def _row_weights(rows: int) -> Array:
-    x = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(defined.ROW_STEP)
+def _row_weights(first: int, rows: int) -> Array:
+    x = np.arange(first + 1, first + rows + 1, dtype=np.uint64) * np.uint64(defined.ROW_STEP)
     x = (x ^ (x >> np.uint64(29))) * np.uint64(defined.ROW_MIX)
     return x ^ (x >> np.uint64(32))

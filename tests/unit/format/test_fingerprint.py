@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -41,6 +42,23 @@ def test_numpy_computes_what_is_defined(kind: str, shape: tuple[int, ...]) -> No
     values = random(kind, shape)
     found = tensor_fingerprint(values.tobytes(), shape, kind)
     assert found == by_definition(values.reshape(-1, shape[-1]))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(1, (1 << 20) + 70_000), (70_000, 1), (3, 70_000, 1)])
+def test_long_rows_and_many_rows_are_read_in_parts(kind: str, shape: tuple[int, ...]) -> None:
+    values = np.zeros(prod(shape), KINDS[kind])
+    values[[0, 5, 65_535, 65_536, -1]] = [1, 2, 3, 4, 5]
+    scaling = (2.0, 3.0, 5.0) if len(shape) == 3 else 1.0
+    scales = np.repeat(np.asarray(scaling).reshape(-1), values.size // np.size(scaling))
+    scaled = (values.astype(np.float32) * scales).astype(KINDS[kind]).reshape(-1, shape[-1])
+    words = scaled.view(np.int16)
+    wanted = sum(
+        defined.row_weight(int(row)) * defined.column_weight(int(word)) * int(words[row, word])
+        for row, word in np.argwhere(words)
+    )
+    found = tensor_fingerprint(values.tobytes(), shape, kind, scaling)
+    assert found == wanted % defined.MODULUS
 
 
 @pytest.mark.parametrize("kind", KINDS)
