@@ -139,6 +139,21 @@ async def test_credentials_stay_with_their_origin(server: LyingServer) -> None:
         assert all("authorization" not in request.headers for request in other.requests)
 
 
+@pytest.mark.parametrize(
+    ("secret", "hint"),
+    [(None, ""), ({"token": b"canary-token"}, "; credentials are not sent there")],
+)
+async def test_a_refusal_of_another_server_is_not_one_of_the_token(
+    server: LyingServer, secret: dict[str, bytes] | None, hint: str
+) -> None:
+    """An address that begins with http, of a server that wants https, looks so, and an old signature."""
+    async with LyingServer(status=403).running() as other:
+        server.redirects = {CONFIG: f"http://localhost:{other.port}/x?sig=canary"}
+        text = await refused(opened(server, secret=secret), AccessDenied)
+        assert text == f"403 from localhost, to which {server.url}/sql redirects{hint}"
+        assert all("authorization" not in request.headers for request in other.requests)
+
+
 async def test_a_refused_token_names_the_secret_and_not_the_token(server: LyingServer) -> None:
     server.status = 403
     text = await refused(opened(server, secret={"token": b"canary-token"}), AccessDenied)

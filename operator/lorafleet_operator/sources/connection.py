@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_DENIALS = frozenset((401, 403))
 _BUFFER_BYTES = 1 << 20
 _NO_ADDRESS = "leads to no address that http or https could have"
 
@@ -67,7 +68,7 @@ class Connection:
         """Return the response after the redirects, to be closed by the caller; body unread.
 
         Raises `SourceUnavailable` if the server cannot be reached, `PathNotAllowed` for an
-        address or redirect out of bounds. No foreign exception leaves: theirs may hold the URL.
+        address or redirect out of bounds, `AccessDenied` if a server refuses that a redirect led to. No foreign exception leaves: theirs may hold the URL.
         """
         url = self._checked(target.url)
         origin = url.origin()
@@ -76,6 +77,9 @@ class Connection:
             response = await self._request(url, {**headers, **own})
             redirects = response.status in _REDIRECTS and "Location" in response.headers
             if not redirects or not self._follow_redirects:
+                if url.origin() != origin and response.status in _DENIALS:
+                    response.close()
+                    raise self._denied_elsewhere(response.status, url, target)
                 return response
             response.close()
             url = self._redirected(url, response.headers["Location"])
@@ -92,6 +96,11 @@ class Connection:
         except (aiohttp.ClientError, OSError):
             problem = "connection lost"
         raise SourceUnavailable(f"{self.where}: {problem}")
+
+    def _denied_elsewhere(self, status: int, url: URL, target: Target) -> AccessDenied:
+        """What another server refuses is not what the credentials were for."""
+        hint = "; credentials are not sent there" if "Authorization" in target.headers else ""
+        return AccessDenied(f"{status} from {url.host}, to which {self.where} redirects{hint}")
 
     def _redirected(self, url: URL, location: str) -> URL:
         try:
