@@ -187,6 +187,10 @@ def _strangers() -> dict[str, DenseCase]:
             of(f"{Q0}.weight", 8, 256) | of("model.norm.weight", 256),
             "base-model weights in the adapter (norm.weight, q_proj.weight): 2 tensors",
         ),
+        "weights of a quantised base": _more(
+            of(f"{Q0}.base_layer.weight", 8, 256) | of(f"{Q0}.base_layer.weight.absmax", 8),
+            "base-model weights in the adapter (base_layer.weight, base_layer.weight.absmax): 2",
+        ),
         "whole embeddings": _more(
             of("model.embed_tokens.weight", 512, 256) | of("lm_head.base_layer.weight", 512, 256),
             "full weights for embed_tokens, lm_head are in the file; retrain with LoRA on them or merge",

@@ -18,6 +18,7 @@ _SIDES = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 1
 _COMMON = {"lora_A.weight": 0, "lora_B.weight": 1}
 _EMBEDDINGS = frozenset({"embed_tokens", "lm_head", "wte", "word_embeddings", "embed_in"})
 _SAVED = "modules_to_save"
+_BASE = "base_layer"
 _TRAINING_ONLY = frozenset({"lora_velora_embed", "lora_monteclora_sampler"})
 """What PEFT saves beside the factors and reads only while it trains."""
 
@@ -142,6 +143,8 @@ def _other(
         keys.full_weights.append(next(s for s in segments if s in _EMBEDDINGS))
     elif role == "lora_B" or segments[-1] == "bias":
         keys.biases.append(name)
+    elif _BASE in segments and not role:  # a quantised base has more than a weight
+        keys.base_weights.append(".".join(segments[segments.index(_BASE) :]))
     elif segments[-1] == "weight" and not role and "lora_" not in name:
         keys.base_weights.append(".".join(segments[-2:]))
     else:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _TOWERS = frozenset(
     {"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_encoder"}
-    | {"multi_modal_projector", "mm_projector", "image_encoder"}
+    | {"multi_modal_projector", "mm_projector", "image_encoder", "vision_embed_tokens"}
+    | {"vpm", "apm", "resampler", "speech_encoder", "embed_vision", "embed_audio", "connector"}
 )
 TOWER = "tower"
 """The one value of `drop_unmatched`: what is left out is a tower's."""
