@@ -92,7 +92,6 @@ OPTIONS = {
 
 ONLY_THE_COMMAND = {
     "a cache of one snapshot",
-    "a cache with a head",
     "a cache of two snapshots",
     "a cache with a stale head",
     "a cache with a broken head",

@@ -29,6 +29,7 @@ FILE = file_of(PLAIN)
 INDEX = f"{WEIGHTS}.index.json"
 SHARDS = tuple(f"adapter_model-0000{number}-of-00002.safetensors" for number in (1, 2))
 HALVES = tuple({key: a for key, a in PLAIN.items() if f"layers.{n}." in key} for n in (0, 1))
+COMMIT = "01234567" * 5
 LINKED = "links followed, plain files staged"
 
 
@@ -253,7 +254,7 @@ def _pickles() -> dict[str, DenseCase]:
 
 
 def _places() -> dict[str, DenseCase]:
-    blob, snapshot = "../../blobs/a1b2", "models--org--x/snapshots/0123"
+    blob, snapshot = "../../blobs/a1b2", f"models--org--x/snapshots/{COMMIT}"
     cache: dict[str, Any] = {
         WEIGHTS: None,
         CONFIG: None,
@@ -280,7 +281,7 @@ def _places() -> dict[str, DenseCase]:
             PLAIN, files={WEIGHTS: None, name: FILE}, error=error, reason="SourceNotFound"
         )
 
-    head = {"refs/main": b"0123\n", "snapshots/4567/x": b""}
+    head = {"refs/main": COMMIT.encode() + b"\n", "snapshots/4567/x": b""}
     return {
         "a snapshot": cached(snapshot),
         "a file of a snapshot": cached(f"{snapshot}/{WEIGHTS}"),
