@@ -33,7 +33,7 @@ class ConditionType(StrEnum):
     PARTIALLY_APPLIED = "PartiallyApplied"
     """The spec leaves modules out that the engines lack; the message counts and names them."""
     ADAPTER_IS_IDENTITY = "AdapterIsIdentity"
-    """Every lora_B is zero: the adapter is served and changes nothing."""
+    """Every update is zero: the adapter is served and changes nothing."""
     PLACED = "Placed"
     """Enough engines were found for the adapter."""
     LOADED = "Loaded"
@@ -99,7 +99,7 @@ class Reason(StrEnum):
 
     # AdapterIsIdentity
     ALL_ZERO = "AllZero"
-    """Every lora_B is zero, as after a training that stored nothing."""
+    """Every lora_B or lora_A is zero, as after a training that stored nothing, or lora_alpha is."""
     HAS_EFFECT = "HasEffect"
     """The content is another now and not an identity any more."""
 
