@@ -75,18 +75,19 @@ def blocks(copies: Iterable[Copy]) -> Iterator[Block]:
     """Join copies of one geometry whose offsets rise by the same steps on both sides."""
     families: dict[tuple[Any, ...], list[Copy]] = {}
     for copy in copies:
-        families.setdefault(_geometry(copy), []).append(copy)
+        families.setdefault(copy[2:], []).append(copy)  # all but the two offsets
     for family in families.values():
         family.sort(key=attrgetter("dst_offset"))  # one projection's experts after another's
         at = 0
         while at < len(family):
             first, count = family[at], 1
             src_step = dst_step = 0
-            if at + 1 < len(family):
-                src_step = family[at + 1].src_offset - first.src_offset
-                dst_step = family[at + 1].dst_offset - first.dst_offset
-            for copy in family[at + 1 :]:
-                if (
+            while at + count < len(family):
+                copy = family[at + count]
+                if count == 1:
+                    src_step = copy.src_offset - first.src_offset
+                    dst_step = copy.dst_offset - first.dst_offset
+                elif (
                     copy.src_offset != first.src_offset + count * src_step
                     or copy.dst_offset != first.dst_offset + count * dst_step
                 ):
@@ -103,13 +104,6 @@ def blocks(copies: Iterable[Copy]) -> Iterator[Block]:
                 (src_step, first.src_row_stride * src_item, first.src_step * src_item),
                 (dst_step, first.dst_row_stride * dst_item, first.dst_step * dst_item),
             )
-
-
-def _geometry(copy: Copy) -> tuple[Any, ...]:
-    return (
-        *(copy.rows, copy.elements, copy.src_dtype, copy.dst_dtype),
-        *(copy.src_row_stride, copy.dst_row_stride, copy.src_step, copy.dst_step),
-    )
 
 
 class Converter:

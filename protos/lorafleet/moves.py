@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from lorafleet.factors import Window
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """`rows` runs of `elements` elements from the source's data into canonical data.
 
     Offsets are in bytes from the start of each data section; strides and steps are in
