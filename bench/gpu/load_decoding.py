@@ -23,23 +23,29 @@ QUIET_STEPS, EVERY, CYCLES = (800, 80, 10) if accelerator.CUDA else (60, 20, 3)
 
 @dataclass
 class Churn:
-    """Loads and unloads one adapter by turns, between steps; `seconds` are those of each load."""
+    """Loads and unloads one adapter by turns, between steps.
+
+    `seconds` are those of each load, `calls` those of each call that carried one on.
+    """
 
     bench: Bench
     request: Any
     seconds: list[float] = field(default_factory=list)
+    calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._load: inprocess.Load | None = None
         self._begin = 0.0
 
     def __call__(self, done: int) -> None:
+        start = time.perf_counter()
         if self._load is not None:
             if self._load.go_on():
                 self._load = None
                 self.seconds.append(time.perf_counter() - self._begin)
+            self.calls.append(time.perf_counter() - start)
         elif done % EVERY == EVERY // 4:
-            self._begin = time.perf_counter()
+            self._begin = start
             self._load = inprocess.Load(self.bench.probe, self.request)
         elif done % EVERY == 0:
             self.bench.engine.remove_lora(self.request.lora_int_id)
@@ -82,10 +88,9 @@ def while_others_decode(bench: Bench) -> None:
             first_token_after_eviction_s=gaps.median(waits),
             direct_s_while_others_decode=gaps.median(churn.seconds),
             loads_while_others_decode=len(churn.seconds),
-            longest_step_ms_quiet=max(*quiet, *answered) * 1e3,
-            longest_step_ms_direct=max(*rebuilt, *loaded) * 1e3,
-            p99_gap_ms_quiet=gaps.summary(quiet + answered)["p99_ms"],
-            p99_gap_ms_direct=gaps.summary(rebuilt + loaded)["p99_ms"],
+            calls_of_loads=gaps.summary(churn.calls),
+            **pair("", quiet, loaded),
+            **pair("_with_arrivals", answered, rebuilt),
         )
         device = [bench.ours(DEVICE, "device"), direct[1]]
         loaded = decoding.run(EVERY, Churn(bench, device[0]))
@@ -98,6 +103,16 @@ def while_others_decode(bench: Bench) -> None:
             longest_step_ms_device=max(*rebuilt, *loaded) * 1e3,
         )
         stock_while_others_decode(bench, decoding)
+
+
+def pair(suffix: str, quiet: list[float], direct: list[float]) -> dict[str, float]:
+    """Return what differs between two windows in nothing but the loads of the second."""
+    return {
+        f"longest_step_ms_quiet{suffix}": max(quiet) * 1e3,
+        f"longest_step_ms_direct{suffix}": max(direct) * 1e3,
+        f"p99_gap_ms_quiet{suffix}": gaps.summary(quiet)["p99_ms"],
+        f"p99_gap_ms_direct{suffix}": gaps.summary(direct)["p99_ms"],
+    }
 
 
 def stock_while_others_decode(bench: Bench, decoding: Decoding) -> None:
