@@ -39,8 +39,8 @@ class Facts:
     # observe
     pool: EnginePool | None = None
     engines: list[EngineView] = field(default_factory=list)
-    """The pool's engines, then others that still have the adapter. Once it is placed, of the
-    pool's those alone that have it, had it or should have it."""
+    """Of the pool's engines those that have the adapter, had it or should have it, and, until it is
+    placed, one of each profile; then others that still have it."""
     # resolve
     fingerprint: str = ""
     """Identity of the wanted content, "" while nobody knows it."""

@@ -22,6 +22,7 @@ from lorafleet_operator.wake import Seen, Wakeups
 if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
+    from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.world import KnownAdapter, World
 
@@ -39,6 +40,7 @@ class Fleet:
         self.memory = Memory()
         self.wakeups = Wakeups()
         self._planners: dict[str, PoolPlanner] = {}
+        self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
@@ -90,6 +92,31 @@ class Fleet:
         for adapter in self.world.adapters.get(key) or ():
             self.wakeups.wake(adapter.key)
 
+    def wake_beside(self, pool: str, pod_name: str) -> None:
+        """Wake the pool and those of its adapters that news of one engine may concern.
+
+        An engine that restarts must not wake ten thousand adapters that it does not have.
+        """
+        interested = self.planner(pool).interested(pod_name)
+        if interested is None:
+            self.wake_pool(pool)
+        self.wakeups.wake(pool_loop(pool))
+        for key in interested or ():
+            self.wakeups.wake(key)
+
+    def pod_changed(self, pod: EnginePod, *, gone: bool) -> None:
+        """Follow a pod: connections, and passes for whom it concerns, if what we read of it changed."""
+        before = self._pods.pop(pod.uid, None)
+        if not gone:
+            self._pods[pod.uid] = pod
+            if pod == before:
+                return
+        self.sync_links()
+        for pool in self.world.pools.get(pod.namespace) or ():
+            labels = pool.spec.selector.match_labels
+            if pod.matches(labels) or (before is not None and before.matches(labels)):
+                self.wake_beside(pool.key, pod.name)
+
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""
         adapter = known.resource
@@ -129,10 +156,14 @@ class Fleet:
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
             if any(pod.name == name for pod in self.world.members(pool)):
-                if affected is None:
-                    self.wake_pool(pool.key)
-                self.wakeups.wake(pool_loop(pool.key))
-        for key in affected or ():
+                if affected is not None:
+                    self.wakeups.wake(pool_loop(pool.key))
+                elif link.profile is None or self.links.shared(link):
+                    self.wake_beside(pool.key, name)
+                else:
+                    self.wake_pool(pool.key)  # what no other engine takes, this one may
+        loaded = link.inventory.loaded if link.inventory and affected is None else ()
+        for key in affected or {entry.adapter for entry in loaded}:
             self.wakeups.wake(key)
 
 

@@ -110,24 +110,27 @@ def living(body: kopf.Body, **_: Any) -> dict[str, str]:
 
 
 @kopf.on.event(*PODS)
-async def pod_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-    """Follow pods: connections to new ones, and a pass for the pools that select it."""
+async def pod_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Follow pods: connections to new ones, and passes for whom they concern."""
     fleet: Fleet = memo.fleet
     fleet.alive()
-    fleet.sync_links()
-    pod = engine_pod(body)
-    for pool in fleet.world.pools.get(pod.namespace) or ():
-        if pod.matches(pool.spec.selector.match_labels):
-            fleet.wake_pool(pool.key)
+    fleet.pod_changed(engine_pod(body), gone=event["type"] == "DELETED")
 
 
 @kopf.on.event(*POOLS)
-async def pool_changed(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-    """Follow pools: their selectors and ports decide who is connected to."""
+async def pool_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Follow pools: their selectors and ports decide who is connected to.
+
+    A status that a pass has just written concerns no adapter.
+    """
     fleet: Fleet = memo.fleet
     fleet.alive()
-    fleet.sync_links()
-    fleet.wake_pool(_key(body))
+    gone = event["type"] == "DELETED"
+    if fleet.seen.changed(body) or gone:
+        fleet.sync_links()
+        fleet.wake_pool(_key(body))
+    if gone:
+        fleet.seen.forget(str(body.metadata.uid))
 
 
 @kopf.on.event(*ADAPTERS)

@@ -115,6 +115,10 @@ class Memory:
             return None
         return found[2]
 
+    def refusing(self, uid: str) -> set[str]:
+        """Return the UIDs of the pods whose engines have refused anything of the adapter for good."""
+        return {engine.partition("/")[0] for engine in self._refusals.get(uid, ())}
+
     def keep_refusal(
         self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError
     ) -> None:

@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from lorafleet_operator.world import engines_holding, pool_engines
+from lorafleet_operator.world import engine_view, engines_holding
 
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.world import EngineView
 
 _FIRST_ANSWER_SECONDS: Final = 5.0
 
 
 async def observe(facts: Facts, fleet: Fleet) -> None:
-    """Gather the pool and the engines. Waits for links that have only just been opened.
+    """Gather the pool and its engines: those that the adapter has or had, and one of each profile.
+
+    Waits for links that have only just been opened.
 
     Right after a start nothing is known of any engine: deciding then would report every adapter
     as lost for a moment.
     """
-    metadata = facts.adapter.metadata
-    facts.pool = fleet.world.pool(metadata.namespace, facts.adapter.spec.pool_ref.name)
+    metadata, world, links = facts.adapter.metadata, fleet.world, fleet.links
+    facts.pool = world.pool(metadata.namespace, facts.adapter.spec.pool_ref.name)
+    members: list[EngineView] = []
+    known: set[str] = set()
     if facts.pool is not None:
-        await first_answers(fleet, {pod.uid for pod in fleet.world.members(facts.pool)})
-    members = [] if facts.pool is None else pool_engines(facts.pool, fleet.world, fleet.links)
-    others = engines_holding(facts.key, metadata.namespace, fleet.world, fleet.links, members)
+        planner, grace = fleet.planner(facts.pool.key), fleet.settings.engine_grace_seconds
+        planner.look_at_engines(facts.pool, world, links, grace)
+        known = {pod.uid for pod in planner.members.values()}
+        await first_answers(fleet, known)
+        planner.look_at_engines(facts.pool, world, links, grace)
+        refusing = fleet.memory.refusing(metadata.uid)
+        members = [engine_view(pod, links) for pod in planner.worth_a_look(facts.adapter, refusing)]
+    others = engines_holding(facts.key, metadata.namespace, world, links, known)
     facts.engines = [*members, *others]
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
 from lorafleet_operator.placement import AdapterDemand, blocked, displaced_from, wanted
+from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.pool_planner import PoolPlanner
 
 
 def place(facts: Facts, fleet: Fleet) -> None:
@@ -28,21 +30,19 @@ def place(facts: Facts, fleet: Fleet) -> None:
         facts.placed = Placed(blocked=(Reason.POOL_NOT_FOUND, reason))
         return
     planner = fleet.planner(pool.key)
+    first = not planner.members  # the plan is made from nothing: everybody is about to look at it
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
     owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
-    needs = demand(facts)
+    needs = demand(facts, planner)
     if owner is None:
         planner.plan.set_adapter(needs)
     else:
         planner.plan.drop_adapter(facts.key)
-    for key in planner.plan.settle() - {facts.key}:
+    moved = planner.plan.settle() - {facts.key}
+    for key in () if first else moved:
         fleet.wakeups.wake(key)
-    status = facts.adapter.status
-    concerned = planner.plan.concerned(needs, (status.digest, *status.history))
-    facts.engines = [
-        view for view in facts.engines if not view.member or view.pod.name in concerned
-    ]
+    see_chosen(facts, fleet, planner)
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
         facts.placed = Placed(blocked=(Reason.NAME_TAKEN, text), lost_name=True)
@@ -56,20 +56,48 @@ def place(facts: Facts, fleet: Fleet) -> None:
     )
 
 
-def demand(facts: Facts) -> AdapterDemand:
+def see_chosen(facts: Facts, fleet: Fleet, planner: PoolPlanner) -> None:
+    """Let the pass go on with the engines that have, had or should have the adapter, and no others.
+
+    Those that were only chosen now say of the content what another of their profile said.
+    """
+    status = facts.adapter.status
+    known = AdapterDemand.from_adapter(facts.adapter)
+    concerned = planner.plan.concerned(known, (status.digest, *status.history))
+    said = {
+        id(view.profile): facts.verdicts[view.uid]
+        for view in facts.engines
+        if view.uid in facts.verdicts
+    }
+    seen = [v for v in facts.engines if not v.member or v.pod.name in concerned]
+    for name in (concerned - {view.pod.name for view in seen}) & planner.members.keys():
+        view = engine_view(planner.members[name], fleet.links)
+        verdict = said.get(id(view.profile))
+        if verdict is not None:
+            facts.verdicts[view.uid] = verdict
+            if verdict.error is not None:
+                facts.refusals[view.uid] = verdict.error
+        seen.append(view)
+    facts.engines = sorted(seen, key=lambda view: (not view.member, view.pod.name))
+
+
+def demand(facts: Facts, planner: PoolPlanner) -> AdapterDemand:
     """Return what the pass's adapter needs: what the pass has found out counts, then the status.
 
     An engine that refused the content for good gets it only if no other can take it, unless it
     has the adapter: a refused update must not end what is served.
     """
     known = AdapterDemand.from_adapter(facts.adapter)
+    refused = {}
+    for view in facts.engines if facts.refusals else ():
+        if view.uid in facts.refusals:
+            refused[view.pod.name] = text = str(facts.refusals[view.uid])
+            verdict = facts.verdicts.get(view.uid)
+            if verdict is not None and verdict.error is not None and view.profile is not None:
+                refused |= dict.fromkeys(planner.of_profile(view.profile), text)
     return replace(
         known,
         size_bytes=known.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=known.rank if facts.rank is None else facts.rank,
-        refused={
-            view.pod.name: str(facts.refusals[view.uid])
-            for view in (facts.engines if facts.refusals else ())
-            if view.uid in facts.refusals
-        },
+        refused=refused,
     )

@@ -16,7 +16,9 @@ from lorafleet_operator.world import engine_view
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, EnginePoolSpec
+    from lorafleet.profile import EngineProfile
+
+    from lorafleet_operator.api.v1alpha1 import EnginePool, EnginePoolSpec, LoRAAdapter
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
     from lorafleet_operator.world import EngineView, KnownAdapter, World
@@ -31,6 +33,8 @@ class PoolPlanner:
         """The pool's pods by name, as of the last look."""
         self.stale = True
         """Whether pods or the pool have changed since then."""
+        self.profiles: dict[str, EngineProfile] = {}
+        """What each of them takes, by its name, as far as it has said so."""
         self._spec: EnginePoolSpec | None = None
         self._changed: set[str] = set()
         self._in_grace: set[str] = set()
@@ -52,6 +56,7 @@ class PoolPlanner:
             for name in self.members.keys() - members.keys():
                 self.plan.drop_engine(name)
                 self._in_grace.discard(name)
+                self.profiles.pop(name, None)
             old = self.members if pool.spec == self._spec else {}
             self._changed |= {name for name, pod in members.items() if pod != old.get(name)}
             self.members, self._spec, self.stale = members, pool.spec, False
@@ -63,9 +68,34 @@ class PoolPlanner:
             view = engine_view(self.members[name], links)
             seen = snapshot(view, grace_seconds, pool.spec)
             self.plan.set_engine(seen)
+            if view.profile is not None:
+                self.profiles[name] = view.profile
             well = view.takes_orders or not seen.healthy
             (self._in_grace.discard if well else self._in_grace.add)(name)
         self._changed = set()
+
+    def worth_a_look(self, adapter: LoRAAdapter, refusing: set[str]) -> list[EnginePod]:
+        """Return the members that a pass over the adapter has to see before it is placed, by name.
+
+        Those that have it, had it or should have it, those of the pods that are `refusing` (UIDs),
+        and one of each profile, to tell what the others of that profile say of its content.
+        """
+        status = adapter.status
+        demand = AdapterDemand.from_adapter(adapter)
+        concerned = self.plan.concerned(demand, (status.digest, *status.history))
+        samples = {id(profile): name for name, profile in self.profiles.items()}
+        names = {*concerned, *samples.values()} & self.members.keys()
+        if refusing:
+            names |= {name for name, pod in self.members.items() if pod.uid in refusing}
+        return [self.members[name] for name in sorted(names)]
+
+    def of_profile(self, profile: EngineProfile) -> list[str]:
+        """Return the members that take the same."""
+        return [name for name, each in self.profiles.items() if each is profile]
+
+    def interested(self, pod_name: str) -> set[str] | None:
+        """Return the adapters that news of this engine may concern, None if nobody can tell yet."""
+        return self.plan.interested(pod_name) if self.members else None
 
     # Adapters.
 

@@ -15,7 +15,7 @@ from lorafleet_operator.api.names import LABEL_CORDONED
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping
+    from collections.abc import Collection, Container, Mapping
 
     from lorafleet.profile import EngineProfile
 
@@ -197,13 +197,12 @@ def pool_engines(pool: EnginePool, world: World, links: Links) -> list[EngineVie
 
 
 def engines_holding(
-    adapter: str, namespace: str, world: World, links: Links, known: Iterable[EngineView]
+    adapter: str, namespace: str, world: World, links: Links, known: Container[str]
 ) -> list[EngineView]:
-    """Return engines outside `known` that still have the adapter loaded."""
-    seen = {view.uid for view in known}
+    """Return engines of pods outside `known` (UIDs) that still have the adapter loaded."""
     views = [
         engine_view(pod, links, member=False)
         for pod in world.pods.get(namespace) or ()
-        if pod.uid not in seen and links.get(pod.uid) is not None
+        if pod.uid not in known and links.get(pod.uid) is not None
     ]
     return [view for view in views if view.loaded(adapter)]

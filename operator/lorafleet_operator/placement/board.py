@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .capacity import Load, Shortage, shortage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
@@ -123,10 +123,9 @@ class Board:
         """Return the pods whose engine has the adapter loaded."""
         return self._loaded_on.get(key, ())
 
-    def staged_on(self, digest: str) -> Iterator[Carrier]:
-        """Yield the engines that hold the revision in their arena."""
-        for name in self._staged_on.get(digest, ()):
-            yield self.carriers[name]
+    def staged_on(self, digest: str) -> Collection[str]:
+        """Return the pods whose engine holds the revision in its arena."""
+        return self._staged_on.get(digest, ())
 
     def _reposition(self, carrier: Carrier) -> None:
         positions = carrier.kind.shelves[carrier.engine.zone].positions

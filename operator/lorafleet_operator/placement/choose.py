@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .demands import Policy
 from .filters import filter_refusal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Score = tuple[bool, int, bool, bool, bool, int, float, int, str]
 _NOWHERE: frozenset[str] = frozenset()
+_FEW: Final = 16
+"""So many engines are looked at one by one; more are met soon enough on the shelves."""
 
 
 def open_kinds(board: Board, adapter: AdapterDemand) -> set[Kind]:
@@ -53,16 +55,23 @@ def best(
     board: Board, adapter: AdapterDemand, kinds: set[Kind], chosen: Collection[str]
 ) -> Carrier | None:
     """Return the engine of these kinds with the best score, None if none has room."""
+    zones, nodes = taken(board, adapter, chosen)
+    found: tuple[Score, Carrier] | None = None
+    for carrier in _candidates(board, adapter, kinds, chosen, nodes):
+        rank = score(adapter, carrier, zones, nodes)
+        if found is None or rank < found[0]:
+            found = rank, carrier
+    return found and found[1]
+
+
+def taken(
+    board: Board, adapter: AdapterDemand, chosen: Collection[str]
+) -> tuple[Counter[str], frozenset[str]]:
+    """Return how many engines each zone has of those chosen, and their nodes, if that counts."""
     spread = adapter.policy is Policy.SPREAD
     there = [board.carriers[name].engine for name in chosen] if spread else []
     zones = Counter(engine.zone for engine in there if engine.zone)
-    nodes = frozenset(engine.node for engine in there if engine.node)
-    found: tuple[Score, Carrier] | None = None
-    for carrier in _candidates(board, adapter, kinds, chosen, nodes):
-        score = _score(adapter, carrier, zones, nodes)
-        if found is None or score < found[0]:
-            found = score, carrier
-    return found and found[1]
+    return zones, frozenset(engine.node for engine in there if engine.node)
 
 
 def _candidates(
@@ -73,20 +82,23 @@ def _candidates(
     nodes: frozenset[str],
 ) -> Iterator[Carrier]:
     """Yield engines with room, among them the best one."""
-    special = [*board.staged_on(adapter.digest)]
-    special += [board.carriers[name] for name in adapter.refused if name in board.carriers]
-    for carrier in special:
-        name = carrier.engine.pod_name
-        if name not in chosen and carrier.kind in kinds and carrier.lacks(adapter) is None:
+    staged = board.staged_on(adapter.digest)
+    few = len(staged) <= _FEW
+    for name in (*(staged if few else ()), *adapter.refused):
+        carrier = board.carriers.get(name)
+        if carrier is None or name in chosen or carrier.kind not in kinds:
+            continue
+        if carrier.lacks(adapter) is None:
             yield carrier
     for kind in kinds:
         for shelf in kind.shelves.values():
-            if adapter.policy is Policy.BIN_PACK:
-                yield from _fullest(board, adapter, shelf, chosen)
-            else:
-                yield from _emptiest(board, adapter, shelf.positions, chosen, _NOWHERE)
+            for only in (None,) if few else (None, staged):
+                if adapter.policy is Policy.BIN_PACK:
+                    yield from _fullest(board, adapter, shelf, chosen, only)
+                    continue
+                yield from _emptiest(board, adapter, shelf.positions, chosen, _NOWHERE, only)
                 if nodes and not shelf.nodes.keys() <= nodes:
-                    yield from _emptiest(board, adapter, shelf.positions, chosen, nodes)
+                    yield from _emptiest(board, adapter, shelf.positions, chosen, nodes, only)
 
 
 def _emptiest(
@@ -95,12 +107,13 @@ def _emptiest(
     positions: Iterable[Position],
     chosen: Collection[str],
     nodes: frozenset[str],
+    only: Collection[str] | None,
 ) -> Iterator[Carrier]:
-    """Yield the first engine with room that is on none of `nodes`."""
+    """Yield the first engine with room that is on none of `nodes`, and among `only` if given."""
     carriers, refused = board.carriers, adapter.refused
     for position in positions:
         name = position[2]
-        if name in chosen or name in refused:
+        if name in chosen or name in refused or (only is not None and name not in only):
             continue
         carrier = carriers[name]
         if carrier.engine.node not in nodes and carrier.lacks(adapter) is None:
@@ -109,7 +122,11 @@ def _emptiest(
 
 
 def _fullest(
-    board: Board, adapter: AdapterDemand, shelf: Shelf, chosen: Collection[str]
+    board: Board,
+    adapter: AdapterDemand,
+    shelf: Shelf,
+    chosen: Collection[str],
+    only: Collection[str] | None,
 ) -> Iterator[Carrier]:
     """Yield the fullest engine with room and a place; if none has a place, the emptiest."""
     positions = shelf.positions
@@ -117,16 +134,17 @@ def _fullest(
     while full:
         # Engines that are equally full come in the order of their names, not backwards.
         level = bisect_left(positions, (positions[full - 1][0], 0, ""))
-        for carrier in _emptiest(board, adapter, positions[level:full], chosen, _NOWHERE):
+        for carrier in _emptiest(board, adapter, positions[level:full], chosen, _NOWHERE, only):
             yield carrier
             return
         full = level
-    yield from _emptiest(board, adapter, positions, chosen, _NOWHERE)
+    yield from _emptiest(board, adapter, positions, chosen, _NOWHERE, only)
 
 
-def _score(
+def score(
     adapter: AdapterDemand, carrier: Carrier, zones: Counter[str], nodes: frozenset[str]
 ) -> Score:
+    """Return the score of one engine beside those that are `taken`."""
     engine = carrier.engine
     fullness, rank_bytes, name = carrier.position
     packed = adapter.policy is Policy.BIN_PACK

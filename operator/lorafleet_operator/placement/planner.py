@@ -139,10 +139,25 @@ class Planner:
         self._dirty, self._fresh, self._was, self._freed = set(), set(), {}, False
         return changed
 
+    def interested(self, pod_name: str) -> set[str]:
+        """Return the adapters that any news of this engine may concern.
+
+        Those that it has or was chosen for, and those that are for every engine, have too few, or
+        have not been read yet because no engine has said what it takes.
+        """
+        carrier = self.board.carriers.get(pod_name)
+        there = {*carrier.adapters, *carrier.engine.loaded} if carrier else set()
+        open_ = {
+            key
+            for key, entry in self.entries.items()
+            if entry.demand.policy is Policy.ALL or entry.demand.size_bytes is None
+        }
+        return (there & self.entries.keys()) | open_ | self._waiting
+
     def concerned(self, demand: AdapterDemand, digests: Iterable[str]) -> set[str]:
-        """Return the holders, and the engines that have one of the revisions staged."""
-        staged = {c.engine.pod_name for digest in digests for c in self.board.staged_on(digest)}
-        return staged | self.holders(demand)
+        """Return the holders, and for each revision one engine that has it staged, if any does."""
+        staged = (next(iter(self.board.staged_on(digest)), None) for digest in digests)
+        return {*filter(None, staged), *self.holders(demand)}
 
     def holders(self, demand: AdapterDemand) -> set[str]:
         """Return the engines that have the adapter, or were chosen for it, or are now."""

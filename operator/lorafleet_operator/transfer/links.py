@@ -257,6 +257,12 @@ class Links:
             self._close(uid)
         await asyncio.gather(*self._closing)
 
+    def shared(self, link: EngineLink) -> bool:
+        """Return whether another engine has the same profile."""
+        return any(
+            other is not link and other.profile is link.profile for other in self._links.values()
+        )
+
     def _share(self, profile: EngineProfile) -> EngineProfile:
         """Return the same profile as an engine of its kind has: profiles are large, kinds few."""
         same = (link.profile for link in self._links.values() if link.profile == profile)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from random import Random  # noqa: TC003  # hypothesis reads annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from lorafleet_operator.placement import (
     EngineSnapshot,
     Policy,
     Verdict,
+    choose,
     plan,
     planned,
 )
@@ -23,14 +25,18 @@ from placement_fleets import (
     PODS,
     adapter_lists,
     carried_out,
+    demands_named,
     engine_lists,
     engines_named,
     over_capacity,
 )
 
-# A busy machine is no failure.
+# A busy machine is no failure; the fleets are small as they come, and shrinking them takes minutes.
 unhurried = hypothesis_settings(
-    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
 )
 
 
@@ -198,3 +204,26 @@ def test_many_adapters_of_one_tenant_do_not_starve_the_few_of_another(
     for tenant, count in counts.items():
         assert placed[tenant] >= min(count, places // 2)
     assert placed.total() == min(many + few, places)
+
+
+@pytest.mark.parametrize("few", [0, 16], ids=["content on many engines", "content on few"])
+@unhurried
+@given(adapters=adapter_lists(), engines=engine_lists(least=3), data=st.data())
+def test_the_engine_found_on_the_shelves_is_the_best_of_all(
+    few: int, adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
+) -> None:
+    board = planned(adapters, engines).board
+    policy = data.draw(st.sampled_from(CHOSEN_BY_COUNT))
+    adapter = replace(data.draw(demands_named("x/new")), policy=policy)
+    chosen = data.draw(st.frozensets(st.sampled_from(sorted(board.carriers)), max_size=2))
+    kinds = choose.open_kinds(board, adapter)
+    beside = choose.taken(board, adapter, chosen)
+    possible = [
+        (choose.score(adapter, carrier, *beside), name)
+        for name, carrier in board.carriers.items()
+        if name not in chosen and carrier.kind in kinds and carrier.lacks(adapter) is None
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "_FEW", few)
+        found = choose.best(board, adapter, kinds, chosen)
+    assert (found and found.engine.pod_name) == (min(possible)[1] if possible else None)
