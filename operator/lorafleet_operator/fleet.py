@@ -20,8 +20,11 @@ from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.wake import Seen, Wakeups
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kubernetes.aio.client import ApiClient
 
+    from lorafleet_operator.api.v1alpha1 import EnginePool
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.world import KnownAdapter, World
@@ -148,6 +151,13 @@ class Fleet:
             _LOG.warning("keeping the certificates in use: %s", error)
         return self._tls
 
+    def _members(self, pool: EnginePool) -> Collection[str]:
+        """Return the names of the pool's pods: as its plan has them, unless that is to look again."""
+        planner = self.planner(pool.key)
+        if planner.stale:
+            return {pod.name for pod in self.world.members(pool)}
+        return planner.members
+
     def _engine_changed(self, link: EngineLink, previous: pb.Inventory | None) -> None:
         namespace, _, name = link.endpoint.pod.partition("/")
         for key, planner in self._planners.items():
@@ -155,7 +165,7 @@ class Fleet:
                 planner.engine_changed(name)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
-            if any(pod.name == name for pod in self.world.members(pool)):
+            if name in self._members(pool):
                 if affected is not None:
                     self.wakeups.wake(pool_loop(pool.key))
                 elif link.profile is None or self.links.shared(link):
