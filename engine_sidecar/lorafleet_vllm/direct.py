@@ -9,7 +9,6 @@ import torch
 from lorafleet.errors import InvalidAdapter
 from lorafleet.profile import ModuleKind
 from vllm.lora.lora_model import LoRAModel
-from vllm.lora.lora_weights import PackedLoRALayerWeights
 
 from lorafleet_vllm.slot_factors import Pair, Parts, check_rank
 from lorafleet_vllm.slot_plan import plan_slot
@@ -33,14 +32,13 @@ class ReadyModel(LoRAModel):  # type: ignore[misc]  # vLLM is untyped
 
 
 class DirectModel(ReadyModel):
-    """A revision in the arena, in vLLM's packed form.
+    """A revision in the arena: nothing but the plan of copies out of it.
 
-    Its tensors are read-only views whose scaling stands beside them: `optimize()`, which scales in
-    place, must never be called on them.
+    vLLM finds no tensors in it that it could merge, scale in place or pin.
     """
 
-    def __init__(self, lora_int_id: int, rank: int, parts: dict[str, Parts], plan: SlotPlan):
-        super().__init__(lora_int_id, rank, {key: _packed(key, p) for key, p in parts.items()})
+    def __init__(self, lora_int_id: int, rank: int, plan: SlotPlan):
+        super().__init__(lora_int_id, rank, {})
         self.plan = plan
 
 
@@ -52,22 +50,26 @@ def build(
     modules: dict[str, Any],
     max_rank: int,
 ) -> Generator[None, None, DirectModel]:
-    """Return the revision as vLLM's packed model, without a copy; yields after each small part.
+    """Return the revision as a model of ours, without a copy; yields after each small part.
 
     Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own, and
-    RankTooHigh. What a kind of layer cannot hold is found when its plan is made.
+    RankTooHigh. What a kind of layer cannot hold is found when the layer is planned.
     """
-    parts: dict[str, Parts] = {}
+    members: dict[str, list[ModuleTensors | None]] = {}
     widths = Counter(target.wrapper for target in targets.values())
     for tensors in revision.modules:
         target = find_target(tensors, targets)
         check_rank(tensors.name, tensors.rank, max_rank)
-        siblings = parts.setdefault(target.wrapper, [None] * widths[target.wrapper])
-        siblings[target.part] = pair_of(tensors, revision, arena)
+        siblings = members.setdefault(target.wrapper, [None] * widths[target.wrapper])
+        siblings[target.part] = tensors
         yield
-    if not parts:
+    if not members:
         raise InvalidAdapter(f"{revision.digest}: no LoRA tensors match the engine")
-    return DirectModel(lora_int_id, revision.rank, parts, plan_slot(modules, parts))
+
+    def parts_of(wrapper: str) -> Parts:
+        return [each and pair_of(each, revision, arena) for each in members.get(wrapper, ())]
+
+    return DirectModel(lora_int_id, revision.rank, plan_slot(modules, parts_of))
 
 
 def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair:
@@ -99,16 +101,3 @@ def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
             f"{tensors.name}: lora_B has shape {list(tensors.b.shape)}, expected {list(wanted_b)}"
         )
     return target
-
-
-def _packed(wrapper: str, parts: Parts) -> PackedLoRALayerWeights:
-    """Return what vLLM looks up by wrapper name; the scaling is told, not applied."""
-    rank = next(pair.a.shape[-2] for pair in parts if pair is not None)
-    return PackedLoRALayerWeights(
-        wrapper,
-        rank,
-        [None] * len(parts),
-        [None if pair is None else pair.a for pair in parts],
-        [None if pair is None else pair.b for pair in parts],
-        scaling=[1.0 if pair is None else pair.scaling[0] for pair in parts],
-    )

@@ -34,12 +34,14 @@ def rebuild(lora_int_id: int, entry: HostEntry, modules: dict[str, Any]) -> Offl
     """
     loras = {name: copy.copy(weights) for name, weights in entry.loras.items()}
     model = OffloadedModel(lora_int_id, entry.rank, loras)
-    model.plan = plan_slot(modules, {name: _parts(name, loras[name]) for name in loras})
+    model.plan = plan_slot(modules, lambda name: _parts(name, loras.get(name)))
     return model
 
 
 def _parts(name: str, weights: Any) -> Parts:
     """Return packed weights as pairs of scaling one; vLLM leaves gaps where a part is missing."""
+    if weights is None:
+        return []
     if not isinstance(weights.lora_a, list | tuple):
         return [Pair(name, weights.lora_a, weights.lora_b, (1.0,))]
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lorafleet.errors import InvalidAdapter
 from lorafleet.profile import ModuleKind
@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """One packed tensor: `offset` in bytes from the revision's data, `shape` in elements."""
 
     offset: int
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ModuleTensors:
+class ModuleTensors(NamedTuple):
     """The pair of one module; `scaling` holds one number, or one for each expert.
 
     `proof` holds the fingerprints of A and of the scaled B, empty where the sidecar wrote none.

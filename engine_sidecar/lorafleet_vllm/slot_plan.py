@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lorafleet.errors import InvalidAdapter
@@ -19,14 +19,17 @@ from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import Pair, Parts, check_features, factor_a, factor_b
 from lorafleet_vllm.slots import GROUP_BYTES, LayerFill, SlotPlan, grouped
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def plan_slot(modules: dict[str, Any], parts: dict[str, Parts]) -> SlotPlan:
-    """Return the plan for an adapter; `parts` maps a wrapper to the pairs of its parts.
+
+def plan_slot(modules: dict[str, Any], parts_of: Callable[[str], Parts]) -> SlotPlan:
+    """Return the plan for an adapter; `parts_of` tells a wrapper's pairs when its turn comes.
 
     Wrappers without parts are zeroed. Whoever asks for the layers gets InvalidAdapter for what a
     slot cannot hold.
     """
-    layers = (plan_layer(layer, parts.get(wrapper, [])) for wrapper, layer in modules.items())
+    layers = (plan_layer(layer, parts_of(wrapper)) for wrapper, layer in modules.items())
     return SlotPlan(grouped(layers, min(GROUP_BYTES, largest_layer(modules))))
 
 
@@ -62,7 +65,7 @@ def largest_layer(modules: dict[str, Any]) -> int:
 
 def empty_plan(modules: dict[str, Any]) -> SlotPlan:
     """Return the plan that leaves a slot as if nothing had ever been in it."""
-    return plan_slot(modules, {})
+    return plan_slot(modules, lambda _: [])
 
 
 def slot_tensors(layer: Any) -> list[torch.Tensor]:

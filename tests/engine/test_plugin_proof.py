@@ -196,7 +196,7 @@ def test_the_ranks_shares_add_up_to_the_whole(
     found: dict[tuple[str, str], dict[Any, int]] = {}
     for rank in range(size):
         mine = rank_of(layer, size, rank, fully=fully)
-        write_plan(plan_slot({wrapper: mine}, {wrapper: list(pairs)}), 1)
+        write_plan(plan_slot({wrapper: mine}, lambda _: list(pairs)), 1)
         for each in pairs:
             shard = shard_of(engine.manager.model, prefix + each.name) if len(names) > 1 else None
             for part in linear_parts(mine, 1, shard):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiny_models
+import torch
 from plugin_requests import load_for_step, ours, stock, stock_is_right
 from rank_layers import bytes_read, pairs_for, rank_of
 from slot_judge import judge
@@ -124,14 +125,13 @@ def test_a_load_that_fails_halfway_leaves_every_other_slot_and_id(engine: Any) -
 
 def breaking(tensor: Any) -> Any:
     """Return `tensor` as one that refuses to be copied into."""
-    import torch
 
     class Breaking(torch.Tensor):
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is torch.Tensor.copy_:
+            if func in (torch.Tensor.copy_, torch._foreach_copy_):
                 raise RuntimeError("the bus is on fire")
             return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -266,15 +266,15 @@ def test_pinned_adapters_stay_and_one_place_is_left_for_others(engine: Any) -> N
 
 
 def test_a_direct_adapter_is_views_of_the_arena_and_takes_no_memory(engine: Any) -> None:
-    from lorafleet_vllm.tensor_tree import model_tensors
-
     adapter = make(engine.folder, "every linear module, rank below max_lora_rank")
     engine.lora.add_adapter(request(engine, 1, engine.arena.add(adapter)))
     storages = {
-        tensor.untyped_storage().data_ptr()
-        for tensor in model_tensors(engine.manager.get_adapter(1))
+        piece.source.untyped_storage().data_ptr()
+        for layer in engine.manager.get_adapter(1).plan
+        for fill in layer.fills
+        for piece in fill.pieces
     }
-    assert len(storages) == 1
+    assert storages == {engine.residency.arena.current().view(0, (1,), torch.uint8).data_ptr()}
     report = engine.residency.report()
     assert report["pinned_host_bytes"] == 0
     assert report["host"] == [1]
@@ -360,7 +360,7 @@ def test_each_rank_reads_only_its_slice(engine: Any, wrapper: str, fully: bool) 
     name = f"model.layers.1.{wrapper}"
     pairs, layer = pairs_for(engine, name, rank=8), engine.manager.modules[name]
     ranks = [rank_of(layer, 2, rank, fully=fully) for rank in (0, 1)]
-    read = [bytes_read(plan_slot({name: mine}, {name: pairs}), pairs) for mine in ranks]
+    read = [bytes_read(plan_slot({name: mine}, lambda _: pairs), pairs) for mine in ranks]
     a, b = (sum(getattr(pair, side).nbytes for pair in pairs) for side in "ab")
     # What vLLM has on every rank is read by every rank: A of columns, B of rows.
     twice = 0 if fully else a if wrapper in COLUMNS else b
@@ -389,7 +389,7 @@ def test_one_pair_for_a_merged_layer_is_cut_as_vllm_cuts_it_without_a_copy(
     outs = sum(pair.b.shape[0] for pair in pairs_for(engine, name))
     a, b = torch.randn(6 * 256 + outs * 6).bfloat16().split([6 * 256, outs * 6])
     pairs = [Pair(name, a.view(6, 256), b.view(outs, 6), (1.7,))]
-    plan = plan_slot({name: layer}, {name: pairs})
+    plan = plan_slot({name: layer}, lambda _: pairs)
     assert bytes_read(plan, pairs) == a.nbytes + b.nbytes // 2
     for buffer in stacked(layer).values():
         buffer.fill_(7)
