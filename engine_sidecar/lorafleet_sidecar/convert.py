@@ -70,6 +70,10 @@ class Block(NamedTuple):
     src_strides: Three
     dst_strides: Three
 
+    def first(self) -> Block:
+        """Return the first of the copies."""
+        return self._replace(shape=(1, *self.shape[1:]))
+
 
 def blocks(copies: Iterable[Copy]) -> Iterator[Block]:
     """Join copies of one geometry whose offsets rise by the same steps on both sides."""
@@ -134,7 +138,11 @@ class Converter:
                     at, to = block.src_offset - begin, block.dst_offset
                     source = np.ndarray(block.shape, src_dtype, data, at, block.src_strides)
                     target = np.ndarray(block.shape, dst_dtype, self._image, to, block.dst_strides)
-                    self._move(source, target, block)
+                    if block.src_strides[0]:
+                        self._move(source, target, block)
+                    else:  # one factor for all
+                        self._move(source[:1], target[:1], block.first())
+                        np.copyto(target[1:], target[:1])
 
     def _move(self, source: Array, target: Array, block: Block) -> None:
         size = _piece(block)

@@ -74,6 +74,8 @@ class Moves:
             if low < high:
                 if move.rows == 1:
                     yield self._run(move, low, high)
+                elif high - low == move.end - move.begin:
+                    yield self._block(move, 0, move.rows, 0, move.elements)
                 else:
                     yield from self._rows(move, low - move.begin, high - move.begin)
 
