@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from lorafleet import fingerprint as defined
 
-_ROWS, _COLUMNS = 16, 256  # of a program's block
+_ROWS, _COLUMNS = 16, (64, 256)  # of a program's block; narrow ones for lora_B
 _ROW_STEP = tl.constexpr(defined.ROW_STEP - defined.MODULUS)
 _ROW_MIX = tl.constexpr(defined.ROW_MIX - defined.MODULUS)
 _COLUMN_STEP = tl.constexpr(defined.COLUMN_STEP)
@@ -72,6 +72,14 @@ def part_fingerprint(
         *first,
         rows_each,
         _ROWS,
-        min(_COLUMNS, triton.next_power_of_2(columns)),
+        _COLUMNS[columns > _COLUMNS[0]],
     )
     return total
+
+
+def warm(device: torch.device) -> None:
+    """Compile the kernel, which takes a second or two: between two steps that would be too long."""
+    for columns in _COLUMNS:
+        values = torch.zeros((1, 1, columns), dtype=torch.int16, device=device)
+        part_fingerprint(values, (0, 0, 0), 1)
+    torch.cuda.synchronize(device)

@@ -19,6 +19,7 @@ from lorafleet_vllm import device_loader, direct, inventory
 from lorafleet_vllm.arena_map import Arena
 from lorafleet_vllm.background import Background
 from lorafleet_vllm.fills import SlotFills
+from lorafleet_vllm.fingerprints import warm
 from lorafleet_vllm.host_store import HostStore
 from lorafleet_vllm.offload import offload
 from lorafleet_vllm.parts import exhaust
@@ -72,6 +73,7 @@ class Residency:
         self.in_step = False
         self.in_parts = False  # whoever drives gives fills their time
         self.background = Background(self)
+        warm(self.device)
 
     def is_ours(self, request: Any) -> bool:
         """Whether `request` (a LoRARequest) names a revision on our volume."""
