@@ -62,6 +62,7 @@ class Memory:
         self._looks: dict[str, Look] = {}
         self._verdicts: OrderedDict[VerdictKey, Verdict] = OrderedDict()
         self._refusals: dict[str, dict[str, tuple[int, str, LorafleetError]]] = {}
+        self._failures: dict[str, dict[str, tuple[int, str, int]]] = {}
 
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
         """Return the last look at the adapter's source if it still counts.
@@ -116,8 +117,21 @@ class Memory:
         return found[2]
 
     def refusing(self, uid: str) -> set[str]:
-        """Return the UIDs of the pods whose engines have refused anything of the adapter for good."""
-        return {engine.partition("/")[0] for engine in self._refusals.get(uid, ())}
+        """Return the UIDs of the pods whose engines have refused anything of the adapter."""
+        engines = (*self._refusals.get(uid, ()), *self._failures.get(uid, ()))
+        return {engine.partition("/")[0] for engine in engines}
+
+    def count_failure(self, uid: str, engine: str, generation: int, fingerprint: str) -> None:
+        """Count a load of this content that the engine refused in a way that may pass."""
+        counts = self._failures.setdefault(uid, {})
+        before = counts.get(engine)
+        tries = before[2] if before and before[:2] == (generation, fingerprint) else 0
+        counts[engine] = (generation, fingerprint, tries + 1)
+
+    def failures_of(self, uid: str, engine: str, generation: int, fingerprint: str) -> int:
+        """Return how often the engine has refused this content in a way that may pass."""
+        found = self._failures.get(uid, {}).get(engine)
+        return found[2] if found and found[:2] == (generation, fingerprint) else 0
 
     def keep_refusal(
         self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError
@@ -129,3 +143,4 @@ class Memory:
         """Drop all about an adapter that is gone."""
         self._looks.pop(uid, None)
         self._refusals.pop(uid, None)
+        self._failures.pop(uid, None)

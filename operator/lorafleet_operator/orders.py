@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lorafleet.errors import DigestMismatch, LorafleetError, SourceError
+from lorafleet.errors import DigestMismatch, EngineRejected, LorafleetError, SourceError
 from lorafleet.header import parse_header
 from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -236,12 +236,13 @@ def _sent(amount: int) -> None:
 
 def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError) -> None:
     facts.troubles[uid] = error
+    metadata, view = facts.adapter.metadata, facts.view(uid)
+    about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)
     if error.terminal:
         facts.refusals[uid] = error
-        metadata, view = facts.adapter.metadata, facts.view(uid)
-        fleet.memory.keep_refusal(
-            metadata.uid, view.instance, metadata.generation, facts.fingerprint, error
-        )
+        fleet.memory.keep_refusal(*about, error)
+    elif error.reason == EngineRejected.reason:
+        fleet.memory.count_failure(*about)
 
 
 async def _look_again(facts: Facts, fleet: Fleet, touched: Iterable[str]) -> None:

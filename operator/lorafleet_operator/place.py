@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
@@ -13,7 +13,11 @@ from lorafleet_operator.world import engine_view
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.memory import Memory
     from lorafleet_operator.pool_planner import PoolPlanner
+
+_TRIES: Final = 3
+"""Refusals that may pass after which an adapter is tried on another engine."""
 
 
 def place(facts: Facts, fleet: Fleet) -> None:
@@ -34,7 +38,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
     owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
-    needs = demand(facts, planner)
+    needs = demand(facts, planner, fleet.memory)
     if owner is None:
         planner.plan.set_adapter(needs)
     else:
@@ -81,15 +85,18 @@ def see_chosen(facts: Facts, fleet: Fleet, planner: PoolPlanner) -> None:
     facts.engines = sorted(seen, key=lambda view: (not view.member, view.pod.name))
 
 
-def demand(facts: Facts, planner: PoolPlanner) -> AdapterDemand:
+def demand(facts: Facts, planner: PoolPlanner, memory: Memory) -> AdapterDemand:
     """Return what the pass's adapter needs: what the pass has found out counts, then the status.
 
-    An engine that refused the content for good gets it only if no other can take it, unless it
-    has the adapter: a refused update must not end what is served.
+    An engine that refused the content for good, or three times, gets it only if no other can take
+    it, unless it has the adapter: a refused update must not end what is served.
     """
-    known = AdapterDemand.from_adapter(facts.adapter)
+    known, metadata = AdapterDemand.from_adapter(facts.adapter), facts.adapter.metadata
     refused = {}
-    for view in facts.engines if facts.refusals else ():
+    for view in facts.engines:
+        about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)
+        if memory.failures_of(*about) >= _TRIES:
+            refused[view.pod.name] = f"refused the content {_TRIES} times"
         if view.uid in facts.refusals:
             refused[view.pod.name] = text = str(facts.refusals[view.uid])
             verdict = facts.verdicts.get(view.uid)

@@ -4,109 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kubernetes.aio.client import ApiClient
 from lorafleet_operator.api.v1alpha1 import DropUnmatched
-from lorafleet_operator.cluster.reads import EnginePod
 from lorafleet_operator.deletion import let_go
-from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.pool_pass import reconcile_pool
-from lorafleet_operator.reconcile import reconcile
-from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import adapter as built
 from operator_builders import pool
+from operator_rig import CASES, operator, ready
 from safetensors.torch import load_file, save_file
 from servers import LyingServer
 from sidecar_rig import Rig, until
 from source_builders import artifact
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
-    from lorafleet_operator.report import Report
-
-CASES = Path(__file__).parents[1] / "cases"
-
-
-class Operator:
-    """A fleet over rigs; `apply` runs one pass over an adapter and keeps its status."""
-
-    def __init__(self, fleet: Fleet, root: Path) -> None:
-        self.fleet = fleet
-        self.root = root
-        self.announced: list[Report] = []
-
-    def put(self, name: str, case: str) -> None:
-        target = self.root / "team-a" / "claim" / name
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(CASES / case, target)
-
-    def adapter(self, name: str, case: str = "d01-plain-bf16", **spec: Any) -> LoRAAdapter:
-        self.put(name, case)
-        claim = {"claimName": "claim", "path": name}
-        made = built(name, source={"persistentVolumeClaim": claim}, **spec)
-        self.keep(made)
-        return made
-
-    def keep(self, made: LoRAAdapter) -> None:
-        """Make it what the watches have brought."""
-        known = [k for k in self.fleet.world.adapters["team-a/pool"] if k.key != made.key]
-        created = "2026-01-01T00:00:00Z"
-        self.fleet.world.adapters["team-a/pool"][:] = [*known, KnownAdapter(made, created)]  # type: ignore[index]
-        self.fleet.world.existing["team-a"][:] = [  # type: ignore[index]
-            k.key for k in self.fleet.world.adapters["team-a/pool"]
-        ]
-
-    async def apply(self, made: LoRAAdapter) -> LoRAAdapter:
-        async def announce(said: Report) -> None:
-            self.announced.append(said)
-
-        found = await reconcile(made, "2026-01-01T00:00:00Z", self.fleet, announce)
-        after = made.model_copy(update={"status": found.status})
-        self.keep(after)
-        return after
-
-    def forget_sources(self) -> None:
-        self.fleet.memory.__init__()  # type: ignore[misc] # as after a restart of the operator
-
-
-@asynccontextmanager
-async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
-    pods = [
-        EnginePod(
-            "team-a", f"engine-{i}", rig.sidecar._settings.pod_uid, "127.0.0.1", (("app", "vllm"),)
-        )
-        for i, rig in enumerate(rigs)
-    ]
-    world = World(
-        {"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []}, set()
-    )
-    async with ApiClient() as api:
-        settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
-        fleet = Fleet(settings, world, api)
-        # Rigs share an address, so each pod's port is its own.
-        from lorafleet_operator.transfer.links import Endpoint
-
-        fleet.links.sync(
-            [
-                Endpoint(pod.key, pod.uid, "127.0.0.1", rig.sidecar.port)
-                for pod, rig in zip(pods, rigs, strict=True)
-            ],
-            {pod.uid for pod in pods},
-        )
-        yield Operator(fleet, root / "sources")
-        await fleet.links.close()
-
-
-def ready(made: LoRAAdapter) -> tuple[str, str, str]:
-    found = next(c for c in made.status.conditions if c.type == "Ready")
-    return found.status, found.reason, found.message
 
 
 async def test_one_pass_brings_an_adapter_from_nothing_to_ready(
@@ -241,6 +156,26 @@ async def test_a_more_important_adapter_takes_a_place_and_gives_it_back_when_it_
         low = await op.apply(low)
         assert ready(low)[0] == "True"
         assert set(a.engine.served) == {"team-a/low"}
+
+
+async def test_an_adapter_that_one_engine_refuses_three_times_goes_to_another_that_takes_it(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1") as b,
+        operator(tmp_path, a, b) as op,
+    ):
+        probe = await op.apply(op.adapter("probe"))  # tells the digest
+        assert not await let_go(probe, op.fleet)
+        a.engine.behaviour.refuse[probe.status.digest] = "CUDA error: no"
+        sql = await op.apply(op.adapter("sql", placement={"policy": "Spread"}))
+        for _ in range(3):
+            assert ready(sql)[:2] == ("False", "EngineRejected")
+            assert [entry.pod_name for entry in sql.status.engines] == ["engine-0"]
+            sql = await op.apply(sql)
+        assert ready(sql)[0] == "True"
+        assert [set(rig.engine.served) for rig in (a, b)] == [set(), {"team-a/sql"}]
 
 
 async def test_an_update_is_ready_while_requests_still_run_on_the_old_revision(
