@@ -9,30 +9,32 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lorafleet_vllm.spot import Spot
+
 
 class Batch:
-    """Views [max_loras, ...] to which `apply`, one of torch._foreach_*, is applied at an index.
+    """Spots to which `apply`, one of torch._foreach_*, is applied in one slot.
 
     torch loops over the whole list if a single tensor in it is strided: these are kept apart.
     """
 
     def __init__(self, apply: Callable[..., object]) -> None:
         self._apply = apply
-        self._dense: tuple[list[torch.Tensor], list[Any]] = ([], [])
-        self._strided: tuple[list[torch.Tensor], list[Any]] = ([], [])
+        self._dense: tuple[list[Spot], list[Any]] = ([], [])
+        self._strided: tuple[list[Spot], list[Any]] = ([], [])
 
-    def add(self, targets: torch.Tensor, argument: Any = None) -> None:
-        """Append `targets`, with what `apply` takes beside it."""
-        group = self._dense if targets[0].is_contiguous() else self._strided
-        group[0].append(targets)
+    def add(self, spot: Spot, argument: Any = None) -> None:
+        """Append `spot`, with what `apply` takes beside it."""
+        group = self._dense if spot.dense else self._strided
+        group[0].append(spot)
         if argument is not None:
             group[1].append(argument)
 
     def enqueue(self, index: int) -> None:
         """Apply it to slot `index`, on the current stream."""
-        for targets, arguments in (self._dense, self._strided):
-            if targets:
-                self._apply([each[index] for each in targets], *filter(None, [arguments]))
+        for spots, arguments in (self._dense, self._strided):
+            if spots:
+                self._apply([spot.at(index) for spot in spots], *filter(None, [arguments]))
 
 
 def multiply(targets: Sequence[torch.Tensor], scales: Sequence[float]) -> None:

@@ -15,8 +15,9 @@ import torch
 from lorafleet_vllm.batch import Batch, multiply
 from lorafleet_vllm.beside import beside, join
 from lorafleet_vllm.copy2d import Pitched, copy_rows, pitched
-from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small, is_small
+from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small
 from lorafleet_vllm.pieces import ALL
+from lorafleet_vllm.spot import Spot, spot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,37 +29,37 @@ NARROW_BYTES = 512
 
 
 class Move(NamedTuple):
-    """One copy into `targets[index]`; `rows` is None where both sides are contiguous."""
+    """One copy into `spot`; `rows` is None where both sides are contiguous."""
 
-    targets: torch.Tensor
+    spot: Spot
     source: torch.Tensor
     rows: Pitched | None
 
     def enqueue(self, index: int) -> None:
         """Fill slot `index`, on the current stream."""
-        _copy(self.targets[index], self.source, self.rows)
+        _copy(self.spot.at(index), self.source, self.rows)
 
 
 class Detour(NamedTuple):
-    """One copy to a temporary, and from there into `targets[index]`.
+    """One copy to a temporary, and from there into `spot`.
 
-    `back` is the order in which the dimensions of `source` are the target's.
+    `back` is the order in which the dimensions of `source` are the spot's.
     """
 
-    targets: torch.Tensor
+    spot: Spot
     source: torch.Tensor
     rows: Pitched | None
     back: tuple[int, ...]
 
     def load(self) -> torch.Tensor:
         """Copy to the device, on the current stream; returns the temporary."""
-        memory = _like(self.source, self.targets.device)
+        memory = _like(self.source, self.spot.slots.device)
         _copy(memory, self.source, self.rows)
         return memory
 
     def unpack(self, memory: torch.Tensor, index: int) -> None:
         """Fill slot `index` from the temporary, on the current stream."""
-        self.targets[index].copy_(memory.permute(self.back))
+        self.spot.at(index).copy_(memory.permute(self.back))
 
 
 class Copies:
@@ -73,29 +74,29 @@ class Copies:
         self.first: list[Move] = []
         self.rest: list[Move] = []
         self.scaled = Batch(multiply)
-        self.scaled_by_expert: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.scaled_by_expert: list[tuple[Spot, torch.Tensor]] = []
         small: defaultdict[torch.dtype, list[Small]] = defaultdict(list)
         for fill in fills:
             for region in fill.zeros:
                 self._zero(fill.slots, region)
             for piece in fill.pieces:
                 source, scale = piece.source, piece.scale
-                if not source.numel():
+                nbytes = source.nbytes
+                if not nbytes:
                     continue  # a rank that holds no row of it
-                targets = _part(fill.slots, piece.region)
-                if targets.dim() == source.dim() + 2:
-                    targets = targets.squeeze(1)  # of a dense layer: no experts
+                spot = spot_of(fill.slots, piece.region)
+                dtype = fill.slots.dtype
                 moves = self.first
                 if isinstance(scale, torch.Tensor):
-                    self.scaled_by_expert.append((targets, scale))
-                elif is_small(targets, source):
-                    small[targets.dtype].append(Small(targets, source, scale))
+                    self.scaled_by_expert.append((spot, scale))
+                elif nbytes <= SMALL_BYTES and source.is_contiguous() and source.dtype == dtype:
+                    small[dtype].append(Small(spot, source, scale))
                     continue
                 elif scale == 1.0:
                     moves = self.rest
                 else:
-                    self.scaled.add(targets, scale)
-                for way in _ways(targets, source):
+                    self.scaled.add(spot, scale)
+                for way in _ways(spot, source):
                     if isinstance(way, Move):
                         moves.append(way)
                     else:
@@ -103,11 +104,11 @@ class Copies:
         self.detours.extend(Crate(items) for items in small.values())
 
     def _zero(self, slots: torch.Tensor, region: Region) -> None:
-        targets = _part(slots, region)
-        if slots[0].nbytes <= SMALL_BYTES and not targets[0].is_contiguous():
-            targets = slots  # all of it together with others, rather than a launch of its own
-        if targets.numel():
-            self.zeros.add(targets)
+        spot = spot_of(slots, region)
+        if not spot.dense and slots.nbytes <= len(slots) * SMALL_BYTES:
+            spot = spot_of(slots, ALL)  # all together with others: else a launch of its own
+        if 0 not in spot.shape:
+            self.zeros.add(spot)
 
     def enqueue(self, index: int) -> None:
         """Fill slot `index`, on the current stream.
@@ -121,7 +122,7 @@ class Copies:
         if not self.rest:
             self._place(arrived, index)
             return
-        device = self.rest[0].targets.device
+        device = self.rest[0].spot.slots.device
         with beside(device):
             self._place(arrived, index)
         for move in self.rest:
@@ -132,38 +133,33 @@ class Copies:
         for detour, memory in arrived:
             detour.unpack(memory, index)
         self.scaled.enqueue(index)
-        for targets, scale in self.scaled_by_expert:
-            target = targets[index]
+        for spot, scale in self.scaled_by_expert:
+            target = spot.at(index)
             target.mul_(scale.to(target.device, non_blocking=True))
 
 
-def _part(slots: torch.Tensor, region: Region) -> torch.Tensor:
-    return slots if region is ALL else slots[..., region[0], region[1]]
-
-
-def _ways(targets: torch.Tensor, source: torch.Tensor) -> Iterator[Move | Detour]:
+def _ways(spot: Spot, source: torch.Tensor) -> Iterator[Move | Detour]:
     """Yield the copies of `source`: one, unless its rows are not evenly spaced."""
-    target = targets[0]
-    if source.dtype == targets.dtype:
-        if target.is_contiguous() and source.is_contiguous():
-            yield Move(targets, source, None)
+    if source.dtype == spot.slots.dtype:
+        if spot.dense and source.is_contiguous():
+            yield Move(spot, source, None)
             return
-        rows = pitched(target, source)
-        if rows is not None and (rows.width >= NARROW_BYTES or target.is_contiguous()):
-            yield Move(targets, source, rows)
+        rows = pitched(spot.at(0), source)
+        if rows is not None and (rows.width >= NARROW_BYTES or spot.dense):
+            yield Move(spot, source, rows)
             return
     order = sorted(range(source.dim()), key=source.stride, reverse=True)
     lying = source.permute(order)
     back = tuple(order.index(dimension) for dimension in range(source.dim()))
     if lying.is_contiguous():
-        yield Detour(targets, lying, None, back)
+        yield Detour(spot, lying, None, back)
         return
     rows = pitched(_like(lying, torch.device("meta")), lying)
     if rows is not None:
-        yield Detour(targets, lying, rows, back)
+        yield Detour(spot, lying, rows, back)
         return
     for at, part in enumerate(source):
-        yield from _ways(targets[:, at], part)
+        yield from _ways(spot.part(at), part)
 
 
 def _like(source: torch.Tensor, device: torch.device) -> torch.Tensor:

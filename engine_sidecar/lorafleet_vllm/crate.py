@@ -9,24 +9,19 @@ import torch
 from lorafleet_vllm.batch import multiply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from lorafleet_vllm.spot import Spot
 
 SMALL_BYTES = 1 << 20
 
 
 class Small(NamedTuple):
-    """A contiguous source, its place `targets[index]` of the same shape, and its scaling."""
+    """A contiguous source, its place in the slots, and its scaling."""
 
-    targets: torch.Tensor
+    spot: Spot
     source: torch.Tensor
     scale: float
-
-
-def is_small(targets: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a source may travel in a crate."""
-    if source.dtype != targets.dtype or source.nbytes > SMALL_BYTES:
-        return False
-    return bool(source.is_contiguous())
 
 
 class Crate:
@@ -37,18 +32,13 @@ class Crate:
 
     def __init__(self, items: Sequence[Small]) -> None:
         items = sorted(items, key=lambda item: item.source.data_ptr())
+        self._like = items[0].spot.slots
         self._sizes = [item.source.numel() for item in items]
-        self.runs = _runs([item.source for item in items])
+        self.runs = list(_runs([item.source for item in items]))
         self._scaled = [at for at, item in enumerate(items) if item.scale != 1.0]
         self._scales = [items[at].scale for at in self._scaled]
-        dense = {at for at, item in enumerate(items) if item.targets[0].is_contiguous()}
-        self._dense = [
-            (at, item.targets.view(item.targets.shape[0], -1))
-            for at, item in enumerate(items)
-            if at in dense
-        ]
-        self._strided = [(at, item.targets) for at, item in enumerate(items) if at not in dense]
-        self._like = items[0].targets
+        self._dense = [(at, item.spot) for at, item in enumerate(items) if item.spot.dense]
+        self._strided = [(at, item.spot) for at, item in enumerate(items) if not item.spot.dense]
 
     def load(self) -> torch.Tensor:
         """Copy everything to the device, on the current stream; returns the temporary."""
@@ -62,29 +52,37 @@ class Crate:
         parts = memory.split(self._sizes)
         if self._scaled:
             multiply([parts[at] for at in self._scaled], self._scales)
-        if self._dense:  # apart: with one strided tensor in the list torch loops over all of it
+        # Apart: with one strided tensor in the list torch launches a kernel for each of all.
+        if self._dense:
             torch._foreach_copy_(
-                [targets[index] for _, targets in self._dense],
+                [spot.flat(index) for _, spot in self._dense],
                 [parts[at] for at, _ in self._dense],
             )
-        for at, targets in self._strided:
-            target = targets[index]
-            target.copy_(parts[at].view(target.shape))
+        if self._strided:
+            torch._foreach_copy_(
+                [spot.at(index) for _, spot in self._strided],
+                [parts[at].view(spot.shape) for at, spot in self._strided],
+            )
 
 
-def _runs(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return flat views of neighbours in memory, in their order."""
-    runs: list[torch.Tensor] = []
+def _runs(sources: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield flat views of neighbours in memory, in their order."""
+    first = sources[0]
+    begin = end = first.data_ptr()
     for source in sources:
-        flat = source.view(-1)
-        last = runs[-1] if runs else flat
-        if runs and _end(last) == (flat.untyped_storage().data_ptr(), flat.storage_offset()):
-            size = last.numel() + flat.numel()
-            runs[-1] = last.as_strided((size,), (1,), last.storage_offset())
-        else:
-            runs.append(flat)
-    return runs
+        here = source.data_ptr()
+        if here != end or here + source.nbytes > _end_of_storage(first):
+            yield _flat(first, end - begin)
+            first, begin = source, here
+        end = here + source.nbytes
+    yield _flat(first, end - begin)
 
 
-def _end(run: torch.Tensor) -> tuple[int, int]:
-    return run.untyped_storage().data_ptr(), run.storage_offset() + run.numel()
+def _end_of_storage(view: torch.Tensor) -> int:
+    storage = view.untyped_storage()
+    return int(storage.data_ptr() + storage.nbytes())
+
+
+def _flat(first: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """Return the `nbytes` from the first element of `first` on as one row."""
+    return first.as_strided((nbytes // first.element_size(),), (1,), first.storage_offset())

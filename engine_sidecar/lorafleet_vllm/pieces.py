@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -13,8 +12,7 @@ ALL: Region = (slice(None), slice(None))
 Scale: TypeAlias = "float | torch.Tensor"
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One tensor's place in a slot: `source` has the shape of `region`.
 
     `scale` multiplies the copied values in place: a number, or a float32 tensor [experts, 1, 1].
@@ -25,8 +23,7 @@ class Piece:
     scale: Scale = 1.0
 
 
-@dataclass(frozen=True)
-class Fill:
+class Fill(NamedTuple):
     """What one stacked buffer of a layer gets: `slots[index]` is the adapter's share of it.
 
     `slots` is [max_loras, experts or 1, rows, cols], or [max_loras, rows, cols] (embedding A).

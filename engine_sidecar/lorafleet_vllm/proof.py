@@ -8,7 +8,7 @@ code that writes slots.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -191,7 +191,7 @@ def _redirected(plan: SlotPlan, layer: Any, scratch: Any) -> SlotPlan:
         tuple(
             LayerFill(
                 tuple(
-                    replace(fill, slots=places[id(fill.slots)])
+                    fill._replace(slots=places[id(fill.slots)])
                     for fill in part.fills
                     if id(fill.slots) in places
                 ),
