@@ -84,9 +84,8 @@ def pool_status(
     generation = pool.metadata.generation
     ready = [view for view in engines if view.takes_orders]
     plugin = [view for view in engines if view.health is EngineHealth.READY]
-    entries = sorted(
-        (_entry(view) for view in engines),
-        key=lambda entry: (entry.health is EngineHealth.READY, entry.pod_name),
+    trouble_first = sorted(
+        engines, key=lambda view: (view.health is EngineHealth.READY, view.pod.name)
     )
     conditions = [
         condition(type_, status, reason, message, generation=generation, now=now)
@@ -101,7 +100,7 @@ def pool_status(
         ready_engines=len(ready),
         plugin_engines=len(plugin),
         engines_summary=f"{len(ready)}/{len(engines)}",
-        engines=entries[:MAX_STATUS_ENGINES],
+        engines=[_entry(view) for view in trouble_first[:MAX_STATUS_ENGINES]],
         conditions=merge_conditions(pool.status.conditions, conditions),
     )
 
