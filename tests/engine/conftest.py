@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import tiny_models
 from arena_builder import ArenaBuilder
 from engine_server import EngineServer
+from paper_probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,57 +48,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@dataclass
-class InProcess:
-    """An engine in this process, and its only worker's LoRA managers."""
-
-    llm: Any
-    arena: ArenaBuilder
-    folder: Path
-
-    @property
-    def worker(self) -> Any:
-        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-
-    @property
-    def lora(self) -> Any:
-        """The WorkerLoRAManager."""
-        return self.worker.model_runner.lora_manager
-
-    @property
-    def manager(self) -> Any:
-        """The LoRAModelManager."""
-        return self.lora._adapter_manager
-
-    @property
-    def residency(self) -> Any:
-        return self.manager.lorafleet
-
-    def clear(self) -> None:
-        """Unload everything and count from zero."""
-        from lorafleet_vllm.stats import WorkerStats
-
-        for lora_int_id in list(self.residency.known):
-            self.lora.remove_adapter(lora_int_id)
-        self.lora.remove_all_adapters()
-        self.residency.stats = WorkerStats()
-
-
 @pytest.fixture(scope="module")
 def in_process(
     models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], InProcess]]:
+) -> Iterator[Callable[[str], Probe]]:
     """Start an engine of the named model in this process; it ends with the test module."""
     volume = tmp_path_factory.mktemp("volume")
     arena = ArenaBuilder(volume)
-    started: list[InProcess] = []
+    started: list[Probe] = []
     environment = {
         **ENVIRONMENT,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "LORAFLEET_VOLUME": str(volume),
     }
 
-    def start(model: str) -> InProcess:
+    def start(model: str) -> Probe:
         from vllm import LLM
 
         llm = LLM(
@@ -109,7 +73,7 @@ def in_process(
             distributed_executor_backend="uni",
             **LIMITS,
         )
-        started.append(InProcess(llm, arena, tmp_path_factory.mktemp("adapters")))
+        started.append(Probe(llm, arena, tmp_path_factory.mktemp("adapters")))
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -49,7 +49,7 @@ def check(probe: Any, level: int) -> dict[str, Any]:
 def main() -> int:
     """Check both levels and print."""
     folder = Path(tempfile.mkdtemp(prefix="lorafleet-sleep-", dir="/dev/shm"))
-    probe = start(folder, enable_sleep_mode=True, enforce_eager=False)
+    probe = start(folder, enable_sleep_mode=True)
     right = True
     for level in (1, 2):
         found = check(probe, level)
