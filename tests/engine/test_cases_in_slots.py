@@ -13,16 +13,18 @@ from dense_case import ONLY_THE_COMMAND, manifest
 from dense_cases import CASES
 from format_cases import profile
 from lorafleet_operator.inspection.offline_profile import offline_profile
+from moe_cases import CASES as MOE_CASES
 from plugin_requests import load_for_step, ours
 from slot_updates import slot_factors
 from staged_cases import LOADED, NOT_BFLOAT16, differences, engine_of, stage_case, stage_path
 from staging_server import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dense_case import DenseCase
+    from staged_cases import Factors
 
 ARENA_BYTES = 64 << 20
 ROUNDED_BY_SCALING = {"m08-moe-rslora"}
@@ -127,13 +129,46 @@ def test_other_dense_adapters_lie_in_their_slot_as_their_trainers_meant(
             continue
         digests[digest] = number
         found = slot_factors(load_for_step(engine.lora, ours(engine.arena.volume, number, digest)))
-        touched = {module for module, factors in found.items() if len(factors.a)}
-        wrong += [f"{name}: {each}" for each in sorted(touched ^ set(case.updates))]
-        for module, (a, b, scaling) in case.updates.items():
-            scaled = rounded(rounded(b) * np.float32(scaling))
-            slot = found[module]
-            if not (np.array_equal(slot.a, rounded(a)) and np.array_equal(slot.b, scaled)):
-                wrong.append(f"{name}: {module}")
+        wrong += [f"{name}: {module}" for module in unequal(found, case.updates)]
         assert engine.lora.remove_adapter(number)
     assert wrong == []
     assert len(digests) > 10
+
+
+def unequal(found: Mapping[str, Factors], updates: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the modules whose slots are not (A, scaling * B) of `updates`, to the last bit."""
+    yield from sorted({m for m, factors in found.items() if len(factors.a)} ^ set(updates))
+    for module, (a, b, scaling) in updates.items():
+        scaled = rounded(rounded(b) * np.float32(scaling))
+        slot = found[module]
+        if not (np.array_equal(slot.a, rounded(a)) and np.array_equal(slot.b, scaled)):
+            yield module
+
+
+@pytest.mark.parametrize("engine", ["moe"], indirect=True)
+def test_every_layout_of_experts_lies_in_its_slot_as_its_trainer_meant(
+    engine: Any, tmp_path: Path
+) -> None:
+    cases = {
+        name: case
+        for name, case in MOE_CASES.items()
+        if case.updates and case.engine == "qwen3-moe"
+    }
+    wanted, digests = profile("qwen3-moe"), dict[str, str]()
+
+    async def run() -> None:
+        volume = engine.arena.volume
+        async with serving(volume, ARENA_BYTES, profile=lambda: wanted) as sidecar:
+            for name, case in cases.items():
+                case.write(tmp_path / "team-a" / "cases" / str(len(digests)))
+                staged = await stage_path(sidecar, tmp_path, str(len(digests)))
+                digests.setdefault(staged.digest, name)
+
+    asyncio.run(run())
+    wrong = []
+    for number, (digest, name) in enumerate(digests.items(), start=2000):
+        slot = load_for_step(engine.lora, ours(engine.arena.volume, number, digest))
+        wrong += [f"{name}: {m}" for m in unequal(slot_factors(slot), cases[name].updates)]
+        assert engine.lora.remove_adapter(number)
+    assert wrong == []
+    assert len(digests) > 30
