@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,8 @@ from lorafleet_vllm.slots import GROUP_BYTES, LayerFill, SlotPlan, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_NUMBER = re.compile(r"\.\d+\.")  # of the layer, in the name of a module
 
 
 def plan_slot(modules: dict[str, Any], parts_of: Callable[[str], Parts]) -> SlotPlan:
@@ -53,14 +57,18 @@ def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
 
 
 def largest_layer(modules: dict[str, Any]) -> int:
-    """Return the bytes that the largest layer takes of one slot: what a fill may take besides."""
-    return max(
-        (
-            sum(slots.nbytes // len(slots) for slots in slot_tensors(layer))
-            for layer in modules.values()
-        ),
-        default=0,
-    )
+    """Return the bytes that the model's largest layer takes of one slot, all its modules together.
+
+    It is what a fill may take of the device besides.
+    """
+    sizes: Counter[str] = Counter()
+    for wrapper, layer in modules.items():
+        tensors = slot_tensors(layer)
+        number = _NUMBER.search(wrapper)
+        name = wrapper[: number.end()] if number else wrapper
+        if tensors:
+            sizes[name] += sum(slots.nbytes for slots in tensors) // len(tensors[0])
+    return max(sizes.values(), default=0)
 
 
 def empty_plan(modules: dict[str, Any]) -> SlotPlan:

@@ -367,3 +367,14 @@ def test_each_rank_reads_only_its_share_of_the_experts(engine: Any, layout: str)
     twice = gate.a.nbytes + up.a.nbytes + down.b.nbytes if layout == "tensor parallel" else 0
     assert read == [(whole + twice) // len(read)] * len(read)
     assert storages == {t.untyped_storage().data_ptr() for p in pairs for t in (p.a, p.b)}
+
+
+def test_a_fill_may_take_what_one_layer_of_the_model_takes(engine: Any) -> None:
+    from lorafleet_vllm.slot_plan import largest_layer, slot_tensors
+
+    layers: dict[str, int] = {}
+    for wrapper, layer in engine.manager.modules.items():
+        number = ".".join(wrapper.split(".")[:3])  # model.layers.1
+        share = sum(slots[0].nbytes for slots in slot_tensors(layer))
+        layers[number] = layers.get(number, 0) + share
+    assert largest_layer(engine.manager.modules) == max(layers.values())

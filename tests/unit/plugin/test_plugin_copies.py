@@ -179,8 +179,12 @@ WAYS: dict[str, tuple[Callable[[], Fill], list[tuple[bool, bool]]]] = {
         lambda: factor_a("x", slots(BIG, 128, 1024), values(BIG, 64, 1024)),
         [(True, False)],
     ),
-    "B below the slot's rank": (
+    "B below the slot's rank, in rows wide enough": (
         lambda: factor_b("x", slots(BIG, 1024, 128), values(BIG, 1024, 64), 0.3),
+        [(True, False)],
+    ),
+    "B below the slot's rank": (
+        lambda: factor_b("x", slots(BIG, 1024, 128), values(BIG, 1024, 63), 0.3),
         [(False, True)],
     ),
     "columns of A below the slot's rank": (
