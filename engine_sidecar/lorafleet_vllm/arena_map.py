@@ -33,6 +33,7 @@ class ArenaMap:
         self.size = path.stat().st_size
         self.registered_bytes = 0
         self._base = _map(path, self.size, writable=False)
+        self._typed: dict[torch.dtype, torch.Tensor] = {}  # views of all of it
         if cuda:
             self._register(path)
 
@@ -61,7 +62,12 @@ class ArenaMap:
             )
         if offset % dtype.itemsize:
             raise InvalidAdapter(f"tensor at byte {offset} is not aligned to {dtype}")
-        return self._base[offset : offset + nbytes].view(dtype).view(shape)
+        typed = self._typed.get(dtype)
+        if typed is None:
+            whole = self.size // dtype.itemsize * dtype.itemsize
+            typed = self._typed[dtype] = self._base[:whole].view(dtype)
+        start = offset // dtype.itemsize
+        return typed[start : start + nbytes // dtype.itemsize].view(shape)
 
 
 class Arena:
