@@ -102,7 +102,10 @@ def pinned_bytes_are_those_of_the_pinning_allocator(engine: Any, adapter: Path) 
     cuda = torch.cuda.is_available()
 
     def pinned() -> int:
-        return int(torch.cuda.host_memory_stats()["active_bytes.current"]) if cuda else 0
+        if not cuda:
+            return 0
+        torch._C._host_emptyCache()
+        return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
     before, maps = pinned(), host_memory.of_process()
     load(engine, 1, adapter, "direct")

@@ -17,8 +17,11 @@ def synchronize() -> None:
 
 
 def pinned() -> int:
-    """Return the bytes of page-locked blocks that torch has given out, as it rounds them."""
-    return int(torch.cuda.host_memory_stats()["active_bytes.current"]) if CUDA else 0
+    """Return the bytes of torch's page-locked blocks, as it rounds them, without its spare ones."""
+    if not CUDA:
+        return 0
+    torch._C._host_emptyCache()
+    return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
 
 def copy_seconds(source: torch.Tensor) -> float:

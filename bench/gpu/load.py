@@ -55,18 +55,14 @@ def bars(found: dict[str, Any]) -> dict[str, float]:
         "direct rebuild / copy": found["direct_rebuild_s"] / found["copy_s"],
         "small fill / its copies": found["small_fill_s"] / found["small_copies_s"],
         "stock / direct": found["stock_s"] / found["direct_s"],
-        "longest step added by loads, ms": _added(found, ""),
-        "longest step added by rebuilds, ms": _added(found, "_with_arrivals"),
+        "longest step added by loads, ms": found["longest_step_added_ms"],
+        "longest step added by rebuilds, ms": found["longest_step_added_ms_with_arrivals"],
         "p99 gap under loads / quiet": _p99(found, ""),
         "p99 gap under rebuilds / quiet with arrivals": _p99(found, "_with_arrivals"),
         "temporary peak / layer": found["temp_peak_bytes"] / found["layer_bytes"],
         "temporary kept": found["temp_kept_bytes"],
         "host memory / adapter": found["host_bytes_ratio"],
     }
-
-
-def _added(found: dict[str, Any], suffix: str) -> float:
-    return float(found[f"longest_step_ms_direct{suffix}"] - found[f"longest_step_ms_quiet{suffix}"])
 
 
 def _p99(found: dict[str, Any], suffix: str) -> float:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from one_gpu import Bench
 
-QUIET_STEPS, EVERY, CYCLES = (800, 80, 10) if accelerator.CUDA else (60, 20, 3)
+# A window is some rounds of so many steps; one thing happens in each round.
+WINDOWS, ROUNDS, EVERY = (6, 2, 80) if accelerator.CUDA else (3, 2, 20)
 
 
 @dataclass
@@ -51,68 +52,87 @@ class Churn:
             self.bench.engine.remove_lora(self.request.lora_int_id)
 
 
-def asking(decoding: Decoding, requests: list[Any]) -> Callable[[int], None]:
-    """Return what lets a short request arrive every so often, of each adapter in turn."""
+@dataclass
+class Asking:
+    """Lets a short request arrive in each round of steps, of each adapter in turn."""
 
-    def act(done: int) -> None:
-        if done % EVERY == 0:
-            decoding.ask(requests[done // EVERY % len(requests)])
+    decoding: Decoding
+    requests: list[Any]
+    names: list[str] = field(default_factory=list)
 
-    return act
+    def __call__(self, done: int) -> None:
+        if done % EVERY == EVERY // 4:
+            self.names.append(self.decoding.ask(self.requests[done // EVERY % len(self.requests)]))
+
+    def first_token_seconds(self) -> float:
+        """Return the median time from arrival to first token."""
+        return gaps.median([self.decoding.first_tokens[name] for name in self.names])
 
 
 def while_others_decode(bench: Bench) -> None:
     """Measure the steps of 8 requests: quiet, under loads, under evictions and rebuilds."""
     inprocess.load_seconds(bench.probe, bench.ours(TENANT))
     with Decoding(bench.probe, bench.ours(TENANT)) as decoding:
-        direct = [bench.ours(BIG), bench.ours(OTHER)]
-        steps = CYCLES * EVERY
-        decoding.run(4 * EVERY, asking(decoding, [None, *direct]))  # compiles what it meets
-        quiet = decoding.run(QUIET_STEPS)
-        answered = decoding.run(steps, asking(decoding, direct[1:]))  # its slot is filled by now
-        first, rebuilds = len(decoding.first_tokens), bench.probe.residency.stats.rebuilds
-        rebuilt = decoding.run(steps, asking(decoding, direct))
-        waits = list(decoding.first_tokens.values())[first:]
-        for request in direct:
-            bench.engine.remove_lora(request.lora_int_id)
-        churn = Churn(bench, direct[0])
-        loaded = decoding.run(steps, churn)
-        bench.engine.remove_lora(BIG)
+        first, second = bench.ours(BIG), bench.ours(OTHER)
+        decoding.run(4 * EVERY, Asking(decoding, [None, first, second, first]))  # compiles
+        resident = Asking(decoding, [first])
+        pushing = Asking(decoding, [second, first])
+        rebuilds = bench.probe.residency.stats.rebuilds
+        answered, rebuilt = alternate(decoding, resident, pushing)
         bench.record.put(
-            steps_quiet=gaps.summary(quiet),
-            steps_quiet_with_arrivals=gaps.summary(answered),
-            steps_direct_rebuilds=gaps.summary(rebuilt),
-            steps_direct_loads=gaps.summary(loaded),
             rebuilds_while_others_decode=bench.probe.residency.stats.rebuilds - rebuilds,
-            first_token_from_slot_s=gaps.median(list(decoding.first_tokens.values())[4:first]),
-            first_token_after_eviction_s=gaps.median(waits),
+            first_token_from_slot_s=resident.first_token_seconds(),
+            first_token_after_eviction_s=pushing.first_token_seconds(),
+            **compared("_with_arrivals", answered, rebuilt),
+        )
+        for request in (first, second):
+            bench.engine.remove_lora(request.lora_int_id)
+        churn = Churn(bench, first)
+        quiet, loaded = alternate(decoding, None, churn)
+        bench.record.put(
             direct_s_while_others_decode=gaps.median(churn.seconds),
             loads_while_others_decode=len(churn.seconds),
             calls_of_loads=gaps.summary(churn.calls),
-            **pair("", quiet, loaded),
-            **pair("_with_arrivals", answered, rebuilt),
+            **compared("", quiet, loaded),
         )
-        device = [bench.ours(DEVICE, "device"), direct[1]]
-        loaded = decoding.run(EVERY, Churn(bench, device[0]))
-        rebuilt = decoding.run(4 * EVERY, asking(decoding, device))
-        for request in device:
+        device = bench.ours(DEVICE, "device")
+        loads = decoding.run(EVERY - 1, Churn(bench, device))  # and it stays
+        again = decoding.run(4 * EVERY, Asking(decoding, [device, second]))
+        for request in (device, second):
             bench.engine.remove_lora(request.lora_int_id)
         bench.record.put(
-            steps_device_rebuilds=gaps.summary(rebuilt),
-            steps_device_loads=gaps.summary(loaded),
-            longest_step_ms_device=max(*rebuilt, *loaded) * 1e3,
+            steps_device_rebuilds=gaps.summary(again),
+            steps_device_loads=gaps.summary(loads),
+            longest_step_ms_device=max(*again, *loads) * 1e3,
         )
         stock_while_others_decode(bench, decoding)
 
 
-def pair(suffix: str, quiet: list[float], direct: list[float]) -> dict[str, float]:
-    """Return what differs between two windows in nothing but the loads of the second."""
-    return {
-        f"longest_step_ms_quiet{suffix}": max(quiet) * 1e3,
-        f"longest_step_ms_direct{suffix}": max(direct) * 1e3,
-        f"p99_gap_ms_quiet{suffix}": gaps.summary(quiet)["p99_ms"],
-        f"p99_gap_ms_direct{suffix}": gaps.summary(direct)["p99_ms"],
-    }
+def alternate(
+    decoding: Decoding,
+    calm: Callable[[int], None] | None,
+    busy: Callable[[int], None],
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the gaps of short windows of both kinds, by turns: a machine has moods of its own."""
+    calm_windows, busy_windows = [], []
+    for _ in range(WINDOWS):
+        calm_windows.append(decoding.run(ROUNDS * EVERY, calm))
+        busy_windows.append(decoding.run(ROUNDS * EVERY, busy))
+    return calm_windows, busy_windows
+
+
+def compared(suffix: str, quiet: list[list[float]], direct: list[list[float]]) -> dict[str, Any]:
+    """Return the figures of windows that differ in nothing but the loads of the second kind."""
+    found: dict[str, Any] = {}
+    for kind, windows in (("quiet", quiet), ("direct", direct)):
+        summary = gaps.summary([gap for window in windows for gap in window])
+        found[f"steps_{kind}{suffix}"] = summary
+        found[f"longest_step_ms_{kind}{suffix}"] = summary["max_ms"]
+        found[f"p99_gap_ms_{kind}{suffix}"] = summary["p99_ms"]
+        found[f"longest_steps_ms_{kind}{suffix}"] = [max(window) * 1e3 for window in windows]
+    added = [max(busy) - max(calm) for calm, busy in zip(quiet, direct, strict=True)]
+    found[f"longest_step_added_ms{suffix}"] = gaps.median(added) * 1e3
+    return found
 
 
 def stock_while_others_decode(bench: Bench, decoding: Decoding) -> None:

@@ -200,13 +200,11 @@ def run(title: str, shape: shapes.Shape, root: Path, figures: record.Record) -> 
     files = staging.write_peft("big", root / title / "stock")
     for how in ("tp", "ep") if shape.experts else ("tp",):
         figures.say(f"starting {title} {how}")
-        server = Server(model, staging.volume, options(shape, experts=how == "ep"))
-        try:
-            with server:
-                bench = Bench(server, staging, accelerator.CUDA or not shape.experts)
-                figures.put(**{f"{title} {how}": measure(bench, files)})
-        finally:
-            shutil.copy(server.log, figures.path.with_name(f"parallel-{title}-{how}.log"))
+        log = figures.path.with_name(f"parallel-{title}-{how}.log")
+        flags = options(shape, experts=how == "ep")
+        with Server(model, staging.volume, flags, log) as server:
+            bench = Bench(server, staging, accelerator.CUDA or not shape.experts)
+            figures.put(**{f"{title} {how}": measure(bench, files)})
 
 
 def main() -> None:

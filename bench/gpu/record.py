@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import platform
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ def opened(name: str, shape: str) -> Record:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=results, help="where the JSON file goes")
     record = Record(name, parser.parse_args().out)
+    # A time limit must not leave servers and files behind: `finally` runs after this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     record.put(shape=shape)
     return record
 

@@ -28,11 +28,11 @@ _NO_MULTICAST = {  # NVLink multicast is the whole host's: a benchmark on a shar
 
 
 class Server:
-    """`with Server(..) as server:` starts it and waits until it is healthy."""
+    """`with Server(..) as server:` starts it and waits until it is healthy; `log` is its output."""
 
-    def __init__(self, model: Path, volume: Path, options: dict[str, Any]) -> None:
+    def __init__(self, model: Path, volume: Path, options: dict[str, Any], log: Path) -> None:
         self.port = _free_port()
-        self.log = volume / "server.log"
+        self.log = log
         self._socket = volume / "run" / "engine.sock"
         flags = [
             f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")

@@ -2,9 +2,9 @@
 
     python bench/gpu/stream_client.py PORT MAX_TOKENS MODEL..
 
-Runs until its standard input is closed, then prints JSON: a list of requests for each model, each a
-list of moments (CLOCK_MONOTONIC, one clock for all processes). It does nothing but note the moment of
-each event: what it measures is the server.
+For each line of its standard input it prints one of JSON: the requests of all models since the line
+before, each a list of moments (CLOCK_MONOTONIC, one clock for all processes); it ends with its
+input. It does nothing else but note the moment of each event: what it measures is the server.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ async def forever(port: int, model: str, tokens: int, requests: list[list[float]
         await stream(port, model, tokens, requests[-1])
 
 
+def taken(found: dict[str, list[list[float]]]) -> list[list[float]]:
+    """Return the requests so far; of each that still runs only its last moment stays."""
+    requests = [request[:] for each in found.values() for request in each]
+    for each in found.values():
+        del each[:-1]
+        for request in each:
+            del request[:-1]
+    return requests
+
+
 async def main(port: int, tokens: int, models: list[str]) -> None:
     """Stream for all models until the standard input is closed."""
     found: dict[str, list[list[float]]] = {model: [] for model in models}
@@ -61,14 +71,18 @@ async def main(port: int, tokens: int, models: list[str]) -> None:
         asyncio.create_task(forever(port, model, tokens - 64 * place, found[model]))
         for place, model in enumerate(models)
     ]
-    closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-    done, _ = await asyncio.wait([closed, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    while True:
+        line = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        done, _ = await asyncio.wait([line, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # a stream that ended did so by an error
+        if not line.result():
+            break
+        print(json.dumps(taken(found)), flush=True)
     for task in tasks:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    assert closed in done
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
