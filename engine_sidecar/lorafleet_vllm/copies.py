@@ -104,9 +104,9 @@ class Copies:
         self.detours.extend(Crate(items) for items in small.values())
 
     def _zero(self, slots: torch.Tensor, region: Region) -> None:
-        spot = spot_of(slots, region)
-        if not spot.dense and slots.nbytes <= len(slots) * SMALL_BYTES:
-            spot = spot_of(slots, ALL)  # all together with others: else a launch of its own
+        # Of a small slot all, together with others: a strided rest is a launch of its own.
+        small = slots.nbytes <= slots.shape[0] * SMALL_BYTES
+        spot = spot_of(slots, ALL if small else region)
         if 0 not in spot.shape:
             self.zeros.add(spot)
 
