@@ -234,6 +234,7 @@ class Planner:
                 hopeless.clear()
                 again = in_turn((other.demand for other in displaced), self._placed)
                 for victim, place in again.items():
+                    self._waiting.add(victim)
                     heappush(queue, (place, victim))
         return anybody
 

@@ -236,6 +236,17 @@ def test_an_adapter_for_every_engine_takes_places_of_less_important_ones_on_each
     assert planner.entries["t/low"].chosen == {}
 
 
+def test_an_adapter_for_every_engine_comes_back_to_the_place_that_it_gave_away() -> None:
+    engines = [engine(name, max_adapters=1)[0] for name in ("p-0", "p-1")]
+    planner = planned([adapter("t/everywhere", policy=Policy.ALL)], engines)
+    planner.set_adapter(adapter("t/urgent", priority=1))
+    planner.settle()
+    assert sorted(planner.entries["t/everywhere"].chosen) == ["p-1"]
+    planner.drop_adapter("t/urgent")
+    planner.settle()
+    assert sorted(planner.entries["t/everywhere"].chosen) == ["p-0", "p-1"]
+
+
 def test_filters_are_asked_for_each_kind_of_engine_and_rooms_are_looked_up() -> None:
     """A fleet of one kind has one entry in the index, however many engines it has."""
     engines = [engine(f"p-{number}", zone=f"z-{number % 3}")[0] for number in range(60)]
