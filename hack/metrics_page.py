@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lorafleet_operator import metrics as operator
 from lorafleet_sidecar import metrics as sidecar
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
@@ -38,10 +42,16 @@ def _operator_table() -> str:
     for metric in vars(operator).values():
         if isinstance(metric, Counter | Gauge | Histogram):
             (family,) = metric.describe()
-            name = family.name + ("_total" if isinstance(metric, Counter) else "")
-            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+            suffix = "_total" if isinstance(metric, Counter) else ""
+            lines.append(_row(family.name + suffix, family, metric._labelnames))
+        elif isinstance(metric, operator.AdapterSeries):
+            lines += [_row(each.name, each, each._labelnames) for each in metric.describe()]
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, family: Metric, labels: Iterable[str]) -> str:
+    shown = ", ".join(f"`{label}`" for label in labels)
+    return f"| `{name}` | {family.type} | {shown} | {family.documentation} |"
 
 
 def main() -> int:

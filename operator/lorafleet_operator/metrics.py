@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
 REGISTRY: Final = CollectorRegistry()
 
@@ -22,24 +25,6 @@ RECONCILE_ERRORS: Final = Counter(
     "lorafleet_operator_reconcile_errors_total",
     "Passes that ended in an error, by the reason in the condition.",
     ["reason"],
-    registry=REGISTRY,
-)
-ADAPTER_INFO: Final = Gauge(
-    "lorafleet_operator_adapter_info",
-    "1 for each adapter.",
-    ["namespace", "name", "base_model"],
-    registry=REGISTRY,
-)
-ADAPTER_CONDITION: Final = Gauge(
-    "lorafleet_operator_adapter_condition",
-    "1 for the status that each condition of an adapter has, 0 for the others.",
-    ["namespace", "name", "type", "status"],
-    registry=REGISTRY,
-)
-ADAPTER_ENGINES: Final = Gauge(
-    "lorafleet_operator_adapter_engines",
-    "Engines of an adapter, by state: desired, ready.",
-    ["namespace", "name", "state"],
     registry=REGISTRY,
 )
 SOURCE_READ_BYTES: Final = Counter(
@@ -68,25 +53,72 @@ TRANSFERS: Final = Gauge(
 _STATUSES: Final = ("True", "False", "Unknown")
 
 
-def show_adapter(
-    namespace: str,
-    name: str,
-    base_model: str,
-    *,
-    conditions: Mapping[str, str],
-    desired: int,
-    ready: int,
-) -> None:
-    """Set the series of one adapter; `conditions` maps type to status."""
-    ADAPTER_INFO.labels(namespace, name, base_model).set(1)
-    for type_, found in conditions.items():
-        for status in _STATUSES:
-            ADAPTER_CONDITION.labels(namespace, name, type_, status).set(found == status)
-    ADAPTER_ENGINES.labels(namespace, name, "desired").set(desired)
-    ADAPTER_ENGINES.labels(namespace, name, "ready").set(ready)
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the series of one adapter say."""
+
+    base_model: str
+    conditions: tuple[tuple[str, str], ...]
+    desired: int
+    ready: int
 
 
-def forget_adapter(namespace: str, name: str) -> None:
-    """Remove the series of an adapter that is gone."""
-    for gauge in (ADAPTER_INFO, ADAPTER_CONDITION, ADAPTER_ENGINES):
-        gauge.remove_by_labels({"namespace": namespace, "name": name})
+class AdapterSeries(Collector):
+    """The series of all adapters, made when they are asked for.
+
+    Twenty objects of the library for each of ten thousand adapters would be a quarter of the
+    operator's memory.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[str, str], Shown] = {}
+
+    def show(self, namespace: str, name: str, shown: Shown) -> None:
+        """Set what the series of one adapter say."""
+        self._shown[namespace, name] = shown
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Remove the series of an adapter that is gone."""
+        self._shown.pop((namespace, name), None)
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Return the families without samples."""
+        place = ["namespace", "name"]
+        return [
+            GaugeMetricFamily(
+                "lorafleet_operator_adapter_info",
+                "1 for each adapter.",
+                labels=[*place, "base_model"],
+            ),
+            GaugeMetricFamily(
+                "lorafleet_operator_adapter_condition",
+                "1 for the status that each condition of an adapter has, 0 for the others.",
+                labels=[*place, "type", "status"],
+            ),
+            GaugeMetricFamily(
+                "lorafleet_operator_adapter_engines",
+                "Engines of an adapter, by state: desired, ready.",
+                labels=[*place, "state"],
+            ),
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the families, from any thread."""
+        info, condition, engines = self.describe()
+        shown = list(self._shown.items())
+        for place, said in shown:
+            info.add_metric([*place, said.base_model], 1)
+        yield info
+        for place, said in shown:
+            for type_, found in said.conditions:
+                for status in _STATUSES:
+                    condition.add_metric([*place, type_, status], found == status)
+        yield condition
+        for place, said in shown:
+            engines.add_metric([*place, "desired"], said.desired)
+            engines.add_metric([*place, "ready"], said.ready)
+        yield engines
+
+
+ADAPTERS: Final = AdapterSeries()
+REGISTRY.register(ADAPTERS)

@@ -49,13 +49,15 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
         _LOG.info("%s: %s: %s", adapter.key, result.error_reason, result.error)
     await publish(result)
     crash_at("reported")
-    metrics.show_adapter(
+    metrics.ADAPTERS.show(
         adapter.metadata.namespace,
         adapter.metadata.name,
-        adapter.spec.base_model,
-        conditions={entry.type: entry.status for entry in result.status.conditions},
-        desired=result.status.desired_engines,
-        ready=result.status.ready_engines,
+        metrics.Shown(
+            adapter.spec.base_model,
+            tuple((str(entry.type), str(entry.status)) for entry in result.status.conditions),
+            desired=result.status.desired_engines,
+            ready=result.status.ready_engines,
+        ),
     )
     return not result.retry
 
@@ -138,7 +140,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
     fleet.secrets.follow(adapter.key, None)
     fleet.writer.forget(adapter.metadata.uid)
     if not succeeded():
-        metrics.forget_adapter(namespace, adapter.metadata.name)
+        metrics.ADAPTERS.forget(namespace, adapter.metadata.name)
     return True
 
 
