@@ -35,11 +35,11 @@ Parts = list[Pair | None]
 
 def factor_a(name: str, slots: torch.Tensor, a: torch.Tensor) -> Fill:
     """Return the fill of a lora_A buffer: rows [0, rank), all columns."""
-    check_features(
-        name, "lora_A", a.shape[:-2] + a.shape[-1:], slots.shape[1:-2] + slots.shape[-1:]
-    )
-    rank = check_rank(name, a.shape[-2], slots.shape[-2])
-    zeros = ((slice(rank, None), slice(None)),) if rank < slots.shape[-2] else ()
+    *experts, rank, wide = a.shape
+    _, *places, limit, width = slots.shape
+    check_features(name, "lora_A", [*experts, wide], [*places, width])
+    check_rank(name, rank, limit)
+    zeros = ((slice(rank, None), slice(None)),) if rank < limit else ()
     return Fill(slots, (Piece(_part(slice(rank), slice(None), zeros), a),), zeros)
 
 
@@ -52,10 +52,12 @@ def factor_b(
     """
     blocks = [b] if isinstance(b, torch.Tensor) else b
     first = blocks[0]
-    rows = sum(block.shape[-2] for block in blocks)
-    check_features(name, "lora_B", torch.Size([*first.shape[:-2], rows]), slots.shape[1:-1])
-    rank = check_rank(name, first.shape[-1], slots.shape[-1])
-    zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[-1] else ()
+    *experts, rows, rank = first.shape
+    _, *places, limit = slots.shape
+    rows += sum(block.shape[-2] for block in blocks[1:])
+    check_features(name, "lora_B", [*experts, rows], places)
+    check_rank(name, rank, limit)
+    zeros = ((slice(None), slice(rank, None)),) if rank < limit else ()
     if len(blocks) == 1:
         return Fill(slots, (Piece(_part(slice(None), slice(rank), zeros), first, scale),), zeros)
     pieces, start = [], 0
@@ -77,10 +79,8 @@ def check_rank(name: str, rank: int, limit: int) -> int:
     return rank
 
 
-def check_features(name: str, factor: str, found: torch.Size, wanted: torch.Size) -> None:
+def check_features(name: str, factor: str, found: list[int], wanted: list[int]) -> None:
     """Raise InvalidAdapter unless `found` are the features that the slot has."""
     dense = wanted[1:] if len(wanted) == len(found) + 1 and wanted[0] == 1 else wanted
-    if tuple(found) != tuple(dense):
-        raise InvalidAdapter(
-            f"{name}: {factor} has features {list(found)}, this engine's slot {list(dense)}"
-        )
+    if found != dense:
+        raise InvalidAdapter(f"{name}: {factor} has features {found}, this engine's slot {dense}")

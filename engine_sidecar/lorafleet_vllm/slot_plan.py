@@ -100,7 +100,7 @@ def _whole(layer: Any, pair: Pair | None) -> list[Fill]:
         return [factor_a(pair.name, layer.lora_a_stacked, pair.a), b]
     rank, vocabulary = pair.a.shape
     slots = layer.lora_a_stacked  # [max_loras, vocabulary, max_rank]
-    check_features(pair.name, "lora_embedding_A", torch.Size([vocabulary]), slots.shape[1:2])
+    check_features(pair.name, "lora_embedding_A", [vocabulary], [slots.shape[1]])
     piece = Piece((slice(None), slice(rank)), pair.a.mT)
     zeros = ((slice(None), slice(rank, None)),) if rank < slots.shape[2] else ()
     return [Fill(slots, (piece,), zeros), b]
