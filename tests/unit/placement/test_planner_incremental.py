@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, planned
 from placement_fleets import (
     KEYS,
     PODS,
+    adapter_lists,
     carried_out,
     demands_named,
+    engine_lists,
     engines_named,
     over_capacity,
 )
@@ -25,6 +27,15 @@ class Changes(RuleBasedStateMachine):
         self.engines: dict[str, EngineSnapshot] = {}
         self.adapters: dict[str, AdapterDemand] = {}
         self.was: dict[str, tuple[str, ...]] = {}
+
+    @initialize(adapters=adapter_lists(), engines=engine_lists(least=2))
+    def a_fleet_is_there(
+        self, adapters: list[AdapterDemand], engines: list[EngineSnapshot]
+    ) -> None:
+        for engine in engines:
+            self.an_engine_comes_or_changes(engine)
+        for adapter in adapters:
+            self.an_adapter_comes_or_changes(adapter)
 
     def settle(self) -> None:
         changed = self.planner.settle()
@@ -91,6 +102,16 @@ class Changes(RuleBasedStateMachine):
         assert over_capacity(open_, list(self.adapters.values()), self.assignments()) == []
 
     @invariant()
+    def a_planner_that_starts_when_it_was_carried_out_comes_to_the_same_plan(self) -> None:
+        there = self.assignments()
+        anew = planned(
+            *carried_out(list(self.adapters.values()), list(self.engines.values()), there)
+        )
+        assert {
+            key: tuple(sorted(entry.chosen)) for key, entry in sorted(anew.entries.items())
+        } == there
+
+    @invariant()
     def the_books_are_right(self) -> None:
         for name, carrier in self.planner.board.carriers.items():
             held = [e.demand for e in self.planner.entries.values() if name in e.chosen]
@@ -103,7 +124,8 @@ class Changes(RuleBasedStateMachine):
 TestChanges = Changes.TestCase
 TestChanges.settings = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=80,
     stateful_step_count=20,
     suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
 )
