@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator import rollout
 from lorafleet_operator.facts import Facts
+from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory, Verdict
 from lorafleet_operator.observe import observe
 from lorafleet_operator.place import place
@@ -95,6 +96,7 @@ class Fleet:
     links: Links
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     memory: Memory = field(default_factory=Memory)
+    holders: Holders = field(default_factory=Holders)
     wakeups: Wakeups = field(default_factory=Wakeups)
     pools: PoolPlanner = field(default_factory=PoolPlanner)
 
@@ -163,7 +165,10 @@ def build(engines: int, adapters: int) -> tuple[Fleet, list[KnownAdapter], list[
         {},
         set(),
     )
-    return Fleet(world, Links({view.uid: Link(view) for view in views})), known, views
+    fleet = Fleet(world, Links({view.uid: Link(view) for view in views}))
+    for view in views:
+        fleet.holders.note(view.uid, view.inventory or pb.Inventory())
+    return fleet, known, views
 
 
 if __name__ == "__main__":

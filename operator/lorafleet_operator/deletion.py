@@ -61,10 +61,15 @@ async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> Waiting:
     An engine whose pod is gone has unloaded it. One that does not answer is waited for if it had
     the adapter when it last spoke, or if it never spoke and the status says that it was chosen.
     """
-    namespace = adapter.metadata.namespace
-    pods = [pod for pod in fleet.world.pods.get(namespace) or () if fleet.links.get(pod.uid)]
-    await first_answers(fleet, {pod.uid for pod in pods})
+    pods = fleet.world.pods.get(adapter.metadata.namespace) or ()
+    await first_answers(fleet, pods)
     chosen = {entry.pod_name for entry in adapter.status.engines}
+    having = fleet.holders.loaded_on(adapter.key) | fleet.holders.staged_on(adapter.key)
+    pods = [
+        pod
+        for pod in fleet.world.pods.get(adapter.metadata.namespace) or ()
+        if (pod.uid in having or pod.name in chosen) and fleet.links.get(pod.uid) is not None
+    ]
     await asyncio.gather(
         *(_unload(adapter, engine_view(pod, fleet.links), fleet, chosen) for pod in pods)
     )

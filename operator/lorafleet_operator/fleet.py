@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.writes import StatusWriter
+from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.sources.bounds import SourceSettings
@@ -41,9 +43,12 @@ class Fleet:
         self.api = api
         self.writer = StatusWriter(api)
         self.memory = Memory()
+        self.holders = Holders()
         self.wakeups = Wakeups()
         self._planners: dict[str, PoolPlanner] = {}
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
+        self._endpoints: dict[str, Endpoint] = {}  # of reachable pods of pools, by UID
+        self._living: set[str] = set()  # UIDs of all reachable pods
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
@@ -76,18 +81,28 @@ class Fleet:
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         for planner in self._planners.values():
             planner.stale = True
-        wanted: dict[str, Endpoint] = {}
-        for pools in self.world.pools.values():
-            for pool in sorted(pools, key=lambda pool: pool.metadata.name):
-                for pod in self.world.members(pool):
-                    if pod.running and pod.ip:
-                        wanted.setdefault(
-                            pod.uid, Endpoint(pod.key, pod.uid, pod.ip, pool.spec.sidecar_port)
-                        )
-        living = {
-            pod.uid for pods in self.world.pods.values() for pod in pods if pod.running and pod.ip
-        }
-        self.links.sync(wanted.values(), living)
+        self._endpoints, self._living = {}, set()
+        for pods in self.world.pods.values():
+            for pod in pods:
+                self._reach(pod)
+        self.links.sync(self._endpoints.values(), self._living)
+        self.holders.keep({link.endpoint.uid for link in self.links.all()})
+
+    def _reach(self, pod: EnginePod) -> bool:
+        """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
+
+        Of several pools that select it, the first by name tells the port.
+        """
+        before = (self._endpoints.pop(pod.uid, None), pod.uid in self._living)
+        self._living.discard(pod.uid)
+        if pod.running and pod.ip:
+            self._living.add(pod.uid)
+            pools = self.world.pools.get(pod.namespace) or ()
+            owners = [pool for pool in pools if pod.matches(pool.spec.selector.match_labels)]
+            if owners:
+                port = min(owners, key=lambda pool: pool.metadata.name).spec.sidecar_port
+                self._endpoints[pod.uid] = Endpoint(pod.key, pod.uid, pod.ip, port)
+        return before != (self._endpoints.get(pod.uid), pod.uid in self._living)
 
     def wake_pool(self, key: str) -> None:
         """Wake the pool `<namespace>/<name>` and all its adapters."""
@@ -108,16 +123,25 @@ class Fleet:
             self.wakeups.wake(key)
 
     def pod_changed(self, pod: EnginePod, *, gone: bool) -> None:
-        """Follow a pod: connections, and passes for whom it concerns, if what we read of it changed."""
+        """Follow a pod: connections, and passes for whom it concerns, if what we read of it changed.
+
+        Costs as much as one pod does: after a start there is an event for each.
+        """
         before = self._pods.pop(pod.uid, None)
         if not gone:
             self._pods[pod.uid] = pod
             if pod == before:
                 return
-        self.sync_links()
+        if self._reach(replace(pod, running=False) if gone else pod):
+            self.links.sync(self._endpoints.values(), self._living)
+        if gone:
+            self.holders.forget(pod.uid)
         for pool in self.world.pools.get(pod.namespace) or ():
             labels = pool.spec.selector.match_labels
-            if pod.matches(labels) or (before is not None and before.matches(labels)):
+            matches = pod.matches(labels)
+            if matches or (before is not None and before.matches(labels)):
+                planner = self.planner(pool.key)
+                planner.stale |= gone or not matches or planner.members.get(pod.name) != pod
                 self.wake_beside(pool.key, pod.name)
 
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
@@ -163,6 +187,8 @@ class Fleet:
         for key, planner in self._planners.items():
             if key.startswith(f"{namespace}/"):
                 planner.engine_changed(name)
+        if link.inventory is not None and link.inventory is not previous:
+            self.holders.note(link.endpoint.uid, link.inventory)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
             if name in self._members(pool):

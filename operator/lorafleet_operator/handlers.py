@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
 POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
 PODS: Final = ("", "v1", "pods")
+_ADAPTER_PAUSE_SECONDS: Final = 0.2
+"""After a pass: what several engines have to say of one order is worth one more pass, not several."""
+_POOL_PAUSE_SECONDS: Final = 1.0
+"""After a pass: the figures in a pool's status change with every load, and are written this often."""
 
 
 @kopf.on.startup()
@@ -166,6 +170,7 @@ async def adapter_daemon(
         settings=fleet.settings,
         stopped=loops.StoppedOr(stopped, gone),
         interval=partial(passes.adapter_interval, body, fleet),
+        pause=_ADAPTER_PAUSE_SECONDS,
     )
     if deleted(stopped) or gone():
         await loops.insist(key, partial(passes.delete_adapter, body, fleet))
@@ -184,6 +189,7 @@ async def pool_daemon(
         settings=fleet.settings,
         stopped=loops.StoppedOr(stopped, partial(fleet.world.gone, str(body.metadata.uid))),
         interval=lambda: fleet.settings.resync_seconds,
+        pause=_POOL_PAUSE_SECONDS,
     )
 
 

@@ -62,15 +62,19 @@ async def keep(
     settings: OperatorSettings,
     stopped: Stopper,
     interval: Callable[[], float],
+    pause: float = 0.0,
 ) -> None:
     """Run `one_pass` at each wake-up of `key` and after each `interval()` seconds, until stopped.
 
-    A pass that returns False or raises is repeated with growing delays, which begin anew when
-    people have changed something.
+    Wake-ups within `pause` seconds after a pass become one, but news from people is looked at at
+    once. A pass that returns False or raises is repeated with growing delays, which begin anew
+    when people have changed something.
     """
     stopping = asyncio.create_task(_set(stopped))
     failures = 0
     with wakeups.loop(key) as flag:
+        # A loop that waits is one task, this one: there is a loop for each of many adapters.
+        stopping.add_done_callback(lambda _: flag.set(news=True))
         try:
             while not stopped:
                 done = await _unless(stopping, guarded(key, one_pass))
@@ -80,13 +84,11 @@ async def keep(
                 if failures:
                     delay = settings.backoff(failures, random.random())  # noqa: S311 - jitter
                     quiet = min(delay, _QUIET_SECONDS)
-                    news = await _unless(stopping, flag.wait_for_news(quiet)) or await _unless(
-                        stopping, flag.wait(max(0.0, delay - quiet))
-                    )
+                    news = await flag.wait_for_news(quiet) or await flag.wait(delay - quiet)
                     failures = 0 if news else failures
-                else:
+                elif not await flag.wait_for_news(pause):
                     jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
-                    await _unless(stopping, flag.wait(interval() * jitter))
+                    await flag.wait(interval() * jitter)
         finally:
             stopping.cancel()
 
@@ -110,7 +112,7 @@ async def guarded(key: str, one_pass: Callable[[], Awaitable[bool]]) -> bool:
         return False
 
 
-async def _unless(stopping: asyncio.Task[None], work: Awaitable[Any]) -> Any:
+async def _unless(stopping: asyncio.Task[None], work: Awaitable[bool]) -> bool | None:
     """Return the result of `work`, or None after cutting it off because of the stop flag."""
     task = asyncio.ensure_future(work)
     try:

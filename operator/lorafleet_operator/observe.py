@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from lorafleet_operator.world import engine_view, engines_holding
+from lorafleet_operator.world import engine_view, engines_outside
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.world import EngineView
@@ -26,26 +29,35 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
     metadata, world, links = facts.adapter.metadata, fleet.world, fleet.links
     facts.pool = world.pool(metadata.namespace, facts.adapter.spec.pool_ref.name)
     members: list[EngineView] = []
-    known: set[str] = set()
+    of_pool: Iterable[EnginePod] = ()
     if facts.pool is not None:
         planner, grace = fleet.planner(facts.pool.key), fleet.settings.engine_grace_seconds
         planner.look_at_engines(facts.pool, world, links, grace)
-        known = {pod.uid for pod in planner.members.values()}
-        await first_answers(fleet, known)
-        planner.look_at_engines(facts.pool, world, links, grace)
+        if await first_answers(fleet, planner.members.values()):
+            planner.look_at_engines(facts.pool, world, links, grace)
+        of_pool = planner.members.values()
         refusing = fleet.memory.refusing(metadata.uid)
         members = [engine_view(pod, links) for pod in planner.worth_a_look(facts.adapter, refusing)]
-    others = engines_holding(facts.key, metadata.namespace, world, links, known)
+    elsewhere = fleet.holders.loaded_on(facts.key) - {view.uid for view in members}
+    if elsewhere:
+        elsewhere -= {pod.uid for pod in of_pool}
+    others = engines_outside(elsewhere, metadata.namespace, world, links) if elsewhere else []
     facts.engines = [*members, *others]
 
 
-async def first_answers(fleet: Fleet, uids: set[str]) -> None:
-    """Wait until the sidecars of these pods have answered or failed to, at most 5 s."""
-    fresh = [link for link in fleet.links.all() if link.endpoint.uid in uids]
-    waiting = [link.tried.wait() for link in fresh if not link.tried.is_set()]
-    if waiting:
-        try:
-            async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
-                await asyncio.gather(*waiting)
-        except TimeoutError:
-            return
+async def first_answers(fleet: Fleet, pods: Iterable[EnginePod]) -> bool:
+    """Wait until the sidecars of these pods have answered or failed to, at most 5 s.
+
+    Returns whether there was anybody to wait for.
+    """
+    fresh = [link for link in fleet.links.all() if not link.tried.is_set()]
+    if not fresh:
+        return False
+    uids = {pod.uid for pod in pods}
+    waiting = [link.tried.wait() for link in fresh if link.endpoint.uid in uids]
+    try:
+        async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
+            await asyncio.gather(*waiting)
+    except TimeoutError:
+        return True
+    return bool(waiting)

@@ -27,7 +27,7 @@ _ORPHAN_DRAIN_SECONDS = 1
 
 async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     """Unload what belongs to adapters that are gone, and return the pool's status."""
-    await first_answers(fleet, {pod.uid for pod in fleet.world.members(pool)})
+    await first_answers(fleet, fleet.world.members(pool))
     await unload_orphans(pool, fleet)
     return pool_status(pool, pool_engines(pool, fleet.world, fleet.links))
 

@@ -31,9 +31,15 @@ class Flag:
         return self._take_news()
 
     async def wait_for_news(self, seconds: float) -> bool:
-        """Return at the next news or after `seconds`: whether there is any. Keeps other wake-ups."""
+        """Return at the next news or after `seconds`: whether there is any.
+
+        Keeps other wake-ups, unless there is news: the pass about that sees what they are about.
+        """
         await _set_within(self._news, seconds)
-        return self._take_news()
+        found = self._take_news()
+        if found:
+            self._event.clear()
+        return found
 
     def _take_news(self) -> bool:
         found = self._news.is_set()

@@ -196,13 +196,12 @@ def pool_engines(pool: EnginePool, world: World, links: Links) -> list[EngineVie
     return [engine_view(pod, links) for pod in world.members(pool)]
 
 
-def engines_holding(
-    adapter: str, namespace: str, world: World, links: Links, known: Container[str]
+def engines_outside(
+    uids: Container[str], namespace: str, world: World, links: Links
 ) -> list[EngineView]:
-    """Return engines of pods outside `known` (UIDs) that still have the adapter loaded."""
-    views = [
+    """Return the engines of those pods, of which none is in the pool that the pass is about."""
+    return [
         engine_view(pod, links, member=False)
         for pod in world.pods.get(namespace) or ()
-        if pod.uid not in known and links.get(pod.uid) is not None
+        if pod.uid in uids and links.get(pod.uid) is not None
     ]
-    return [view for view in views if view.loaded(adapter)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.errors import InvalidAdapter
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.facts import Facts
+from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory, Verdict
 from lorafleet_operator.observe import observe
 from lorafleet_operator.place import place
@@ -57,6 +58,7 @@ class Fleet:
     links: Links
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     memory: Memory = field(default_factory=Memory)
+    holders: Holders = field(default_factory=Holders)
     wakeups: Wakeups = field(default_factory=Wakeups)
     pools: PoolPlanner = field(default_factory=PoolPlanner)
 
