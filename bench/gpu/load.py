@@ -73,7 +73,7 @@ def main() -> None:
     """Run everything; each figure is on the disk as soon as it is known."""
     name, shape = shapes.chosen()
     figures = record.opened("load", name)
-    folder = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="lorafleet-gpu-", dir="/dev/shm"))
     try:
         adapters = {"tenant": shape.adapter(8, mlp=False), "big": shape.adapter()}
         staging = Staging(folder / "volume", adapters)

@@ -162,7 +162,7 @@ def main() -> None:
     """Measure the three ways in one engine and print the table."""
     name, shape = shapes.chosen()
     figures = record.opened("offload", name)
-    folder = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="lorafleet-gpu-", dir="/dev/shm"))
     os.environ["LORAFLEET_OFFLOAD_BUDGET_BYTES"] = str(4 * shape.adapter_bytes)
     try:
         staging = Staging(folder / "volume", {"big": shape.adapter()})

@@ -211,7 +211,7 @@ def main() -> None:
     """Run every engine; each one's figures are on the disk as soon as it is done."""
     name, _shape = shapes.chosen()
     figures = record.opened("parallel", name)
-    root = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
+    root = Path(tempfile.mkdtemp(prefix="lorafleet-gpu-", dir="/dev/shm"))
     try:
         for title in ("paper", "moe") if name == "paper" else (name,):
             run(title, shapes.SHAPES[title], root, figures)

@@ -175,7 +175,7 @@ def main() -> None:
     """Run everything and print the table."""
     name, shape = shapes.chosen()
     figures = record.opened("serve", name)
-    folder = Path(tempfile.mkdtemp(prefix="lorafleet-bench-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="lorafleet-gpu-", dir="/dev/shm"))
     try:
         small = shape.adapter(8, mlp=False)
         adapters = {f"tenant{index}": small for index in range(TENANTS)} | {"big": shape.adapter()}
