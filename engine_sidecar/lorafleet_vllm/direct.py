@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lorafleet_vllm.arena_map import ArenaMap
     from lorafleet_vllm.revision import ModuleTensors, Revision
+    from lorafleet_vllm.slot_plan import Limits
     from lorafleet_vllm.slots import SlotPlan
     from lorafleet_vllm.targets import Target
 
@@ -48,7 +49,7 @@ def build(
     arena: ArenaMap,
     targets: dict[str, Target],
     modules: dict[str, Any],
-    max_rank: int,
+    limits: Limits,
 ) -> Generator[None, None, DirectModel]:
     """Return the revision as a model of ours, without a copy; yields after each small part.
 
@@ -59,7 +60,7 @@ def build(
     widths = Counter(target.wrapper for target in targets.values())
     for tensors in revision.modules:
         target = find_target(tensors, targets)
-        check_rank(tensors.name, tensors.rank, max_rank)
+        check_rank(tensors.name, tensors.rank, limits.rank)
         siblings = members.setdefault(target.wrapper, [None] * widths[target.wrapper])
         siblings[target.part] = tensors
         yield
@@ -69,7 +70,7 @@ def build(
     def parts_of(wrapper: str) -> Parts:
         return [each and pair_of(each, revision, arena) for each in members.get(wrapper, ())]
 
-    return DirectModel(lora_int_id, revision.rank, plan_slot(modules, parts_of))
+    return DirectModel(lora_int_id, revision.rank, plan_slot(modules, parts_of, limits.group_bytes))
 
 
 def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from lorafleet_vllm.slot_factors import Parts
+    from lorafleet_vllm.slot_plan import Limits
 
 
 class OffloadedModel(ReadyModel):
@@ -26,7 +27,9 @@ def entry_of(model: Any, source: dict[str, torch.Tensor] | None = None) -> HostE
     return HostEntry(model.rank, dict(model.loras), list(model_tensors(model)), source or {})
 
 
-def rebuild(lora_int_id: int, entry: HostEntry, modules: dict[str, Any]) -> OffloadedModel:
+def rebuild(
+    lora_int_id: int, entry: HostEntry, modules: dict[str, Any], limits: Limits
+) -> OffloadedModel:
     """Return the adapter again, its tensors shared with `entry`: no copy, no pinning.
 
     The weights were scaled when they were first packed; as a ReadyModel they are not again. The
@@ -34,7 +37,7 @@ def rebuild(lora_int_id: int, entry: HostEntry, modules: dict[str, Any]) -> Offl
     """
     loras = {name: copy.copy(weights) for name, weights in entry.loras.items()}
     model = OffloadedModel(lora_int_id, entry.rank, loras)
-    model.plan = plan_slot(modules, lambda name: _parts(name, loras.get(name)))
+    model.plan = plan_slot(modules, lambda name: _parts(name, loras.get(name)), limits.group_bytes)
     return model
 
 

@@ -26,7 +26,7 @@ from lorafleet_vllm.parts import exhaust
 from lorafleet_vllm.rebuild import entry_of, rebuild
 from lorafleet_vllm.revision import Revision, read_revision
 from lorafleet_vllm.settings import RevisionPath, Volume, offload_budget
-from lorafleet_vllm.slot_plan import empty_plan
+from lorafleet_vllm.slot_plan import Limits, empty_plan
 from lorafleet_vllm.stats import WorkerStats
 from lorafleet_vllm.targets import read_targets
 
@@ -64,6 +64,7 @@ class Residency:
         self.arena = Arena(volume.arena, cuda=self.device.type == "cuda")
         self.arena.prepare()
         self.targets = read_targets(manager)
+        self.limits = Limits.of(manager)
         self.stats = WorkerStats()
         self.fills = SlotFills(self.device)
         self._reader = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -175,12 +176,12 @@ class Residency:
                     self.arena.current(),
                     self.targets,
                     self.manager.modules,
-                    self.manager.lora_config.max_lora_rank,
+                    self.limits,
                 )
             return known.model
         entry = self.store.get(lora_int_id)
         if entry is not None:
-            return rebuild(lora_int_id, entry, self.manager.modules)
+            return rebuild(lora_int_id, entry, self.manager.modules, self.limits)
         if known.revision is not None:
             staged = device_loader.from_arena(
                 known.revision, self.arena.current(), self.targets, self.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lorafleet.errors import InvalidAdapter
@@ -27,14 +27,29 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"\.\d+\.")  # of the layer, in the name of a module
 
 
-def plan_slot(modules: dict[str, Any], parts_of: Callable[[str], Parts]) -> SlotPlan:
+class Limits(NamedTuple):
+    """What an engine's slots allow: its max_lora_rank, and bytes that small tensors travel in."""
+
+    rank: int
+    group_bytes: int
+
+    @classmethod
+    def of(cls, manager: Any) -> Limits:
+        """Return the limits of a LoRAModelManager."""
+        group_bytes = min(GROUP_BYTES, largest_layer(manager.modules))
+        return cls(manager.lora_config.max_lora_rank, group_bytes)
+
+
+def plan_slot(
+    modules: dict[str, Any], parts_of: Callable[[str], Parts], group_bytes: int = GROUP_BYTES
+) -> SlotPlan:
     """Return the plan for an adapter; `parts_of` tells a wrapper's pairs when its turn comes.
 
-    Wrappers without parts are zeroed. Whoever asks for the layers gets InvalidAdapter for what a
-    slot cannot hold.
+    Wrappers without parts are zeroed. `group_bytes` bounds the device memory that small tensors
+    travel in. Whoever asks for the layers gets InvalidAdapter for what a slot cannot hold.
     """
     layers = (plan_layer(layer, parts_of(wrapper)) for wrapper, layer in modules.items())
-    return SlotPlan(grouped(layers, min(GROUP_BYTES, largest_layer(modules))))
+    return SlotPlan(grouped(layers, group_bytes))
 
 
 def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
@@ -59,7 +74,7 @@ def plan_layer(layer: Any, pairs: Parts) -> LayerFill:
 def largest_layer(modules: dict[str, Any]) -> int:
     """Return the bytes that the model's largest layer takes of one slot, all its modules together.
 
-    It is what a fill may take of the device besides.
+    It is what a fill may take of the device besides: a limit for plans.
     """
     sizes: Counter[str] = Counter()
     for wrapper, layer in modules.items():
