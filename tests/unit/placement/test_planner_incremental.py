@@ -78,8 +78,9 @@ class Changes(RuleBasedStateMachine):
 
     @rule()
     def everybody_does_what_the_plan_says(self) -> None:
+        before = self.assignments()
         adapters, engines = carried_out(
-            list(self.adapters.values()), list(self.engines.values()), self.assignments()
+            list(self.adapters.values()), list(self.engines.values()), before
         )
         self.adapters = {a.key: a for a in adapters}
         self.engines = {e.pod_name: e for e in engines}
@@ -87,12 +88,8 @@ class Changes(RuleBasedStateMachine):
             self.planner.set_adapter(adapter)
         for engine in engines:
             self.planner.set_engine(engine)
-        before = self.assignments()
         self.settle()
         assert self.assignments() == before, "what was carried out stays"
-        anew = planned(adapters, engines)
-        found = {key: tuple(sorted(entry.chosen)) for key, entry in sorted(anew.entries.items())}
-        assert found == before, "a planner that starts now comes to the same plan"
 
     @invariant()
     def no_engine_is_over_capacity(self) -> None:
