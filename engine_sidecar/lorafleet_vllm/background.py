@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lorafleet_vllm.residency import Residency
 
-SLICE_SECONDS = 0.002  # of the host's time, for one call; a decode step takes 5 ms
+SLICE_SECONDS = 0.0005  # of the host's time, for one call; a decode step takes 5 ms
 
 
 class Background:

@@ -30,6 +30,8 @@ def _a_part_at_a_time(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     engine.clear()
     monkeypatch.setattr(background, "SLICE_SECONDS", 0.0)
+    limits = engine.residency.limits._replace(group_bytes=0)  # each layer is written alone
+    monkeypatch.setattr(engine.residency, "limits", limits)
 
 
 def staged(engine: Any, lora_int_id: int, seed: int, loader: str = "direct") -> Any:
