@@ -27,6 +27,7 @@ from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.desired import ServedName, Target
 from lorafleet_sidecar.inventory import InventoryBoard, build_inventory
 from lorafleet_sidecar.live_engine import LiveEngine
+from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.observed import Health, ObservedEngine
 from lorafleet_sidecar.profile_cache import ProfileCache
 from lorafleet_sidecar.served_names import check_served_name
@@ -83,6 +84,7 @@ class Agent:
         self._live = LiveEngine(engine, desired)
         self._stock = StockEngine(engine, desired, store, settings.drain_timeout_seconds)
         self._pod_uid = settings.pod_uid
+        self._forwards = Dialer(settings.tls_dir, settings.peer_name).may_dial
         self._looking = asyncio.Lock()
         self._operations: set[asyncio.Task[object]] = set()
         self._engine_reads: set[str] | None = None  # digests, when last seen
@@ -126,7 +128,11 @@ class Agent:
 
     def post(self) -> None:
         """Post the inventory of the last look and of the arena as it is now."""
-        self.board.post(build_inventory(self._pod_uid, self.observed, self.store, self.desired))
+        self.board.post(
+            build_inventory(
+                self._pod_uid, self.observed, self.store, self.desired, forwards=self._forwards
+            )
+        )
 
     def hold(self) -> None:
         """Tell the arena what the engine may read: all that is wanted or was loaded when last seen.

@@ -53,14 +53,9 @@ class ChunkWriter:
         Raises TransferInterrupted for a chunk that the plan does not hold, that came before or
         whose checksum is wrong, and InvalidAdapter for values that are not finite.
         """
-        index = self._index_of(chunk)
+        index = self.index_of(chunk)
         with self._gate.passage(self._generation), self._received.claim(index):
-            found = google_crc32c.value(np.frombuffer(chunk.data, np.uint8))
-            if found != chunk.crc32c:
-                raise TransferInterrupted(
-                    f"adapter {self._adapter}: chunk {index} at offset {chunk.offset} has crc32c "
-                    f"{found:08x}, expected {chunk.crc32c:08x}"
-                )
+            self.check(chunk)
             end = chunk.offset + len(chunk.data)
             try:
                 copies = list(self._plan.layout.copies(chunk.offset, end))
@@ -72,6 +67,15 @@ class ChunkWriter:
         crash_at("stage.chunk")
         return len(chunk.data)
 
+    def check(self, chunk: ChunkFrame) -> None:
+        """Raise TransferInterrupted for a wrong checksum."""
+        found = google_crc32c.value(np.frombuffer(chunk.data, np.uint8))
+        if found != chunk.crc32c:
+            raise TransferInterrupted(
+                f"adapter {self._adapter}: chunk {self.index_of(chunk)} at offset {chunk.offset} "
+                f"has crc32c {found:08x}, expected {chunk.crc32c:08x}"
+            )
+
     def _populate(self, copies: list[Copy]) -> None:
         for copy in copies:
             reach = (copy.rows - 1) * copy.dst_row_stride + (copy.elements - 1) * copy.dst_step
@@ -82,7 +86,8 @@ class ChunkWriter:
                     self._arena.populate(begin, min(begin + _MAPPED_AT_ONCE, self._end))
                     self._mapped[block] = 1
 
-    def _index_of(self, chunk: ChunkFrame) -> int:
+    def index_of(self, chunk: ChunkFrame) -> int:
+        """Return the chunk's index in the plan. Raises TransferInterrupted if it has none."""
         index = self._entries.get(chunk.offset)
         if index is None or self._plan.chunks[index][1] != len(chunk.data):
             wanted = (

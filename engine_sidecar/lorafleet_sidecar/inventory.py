@@ -47,7 +47,12 @@ def loaded_adapter(
 
 
 def build_inventory(
-    pod_uid: str, engine: ObservedEngine, store: RevisionStore, desired: Desired
+    pod_uid: str,
+    engine: ObservedEngine,
+    store: RevisionStore,
+    desired: Desired,
+    *,
+    forwards: bool = False,
 ) -> pb.Inventory:
     """Return everything that this sidecar knows of its pod (without a sequence)."""
     usage = store.usage()
@@ -57,6 +62,7 @@ def build_inventory(
         health=engine.health.value,
         health_message=engine.message,
         plugin_message=engine.plugin_message,
+        forwards=forwards,
         staged=[
             pb.StagedRevision(
                 digest=each.digest,

@@ -85,6 +85,8 @@ class Sidecar:
                 receiver_host=settings.listen.rpartition(":")[0],
                 receiver_base_port=settings.receiver_base_port,
                 tls_dir=settings.tls_dir,
+                pod_uid=settings.pod_uid,
+                peer_name=settings.peer_name,
             ),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

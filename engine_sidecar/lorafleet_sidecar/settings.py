@@ -49,6 +49,11 @@ class SidecarSettings:
     tls_dir: Path | None = None
     """Directory with tls.crt, tls.key and ca.crt for mutual TLS. Default none: plaintext, loopback."""
 
+    peer_name: str = ""
+    """DNS name that the certificates of this pool's sidecars carry, and nobody else's (beside others,
+    if need be). Default none: with TLS, transfers are then not passed on to other sidecars, since
+    any holder of a certificate of the same authority could ask for that."""
+
     receivers: int = 0
     """Receiver processes for striped transfers. Default 0: chunks come on the one gRPC stream;
     each receiver costs a process of about 60 MiB and pays off only with cores to spare."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.errors import (
     AdapterRejected,
     DigestMismatch,
+    EngineUnreachable,
     StagingBusy,
     StagingFull,
     TooLarge,
@@ -37,8 +38,11 @@ class Stagings:
     `ttl_seconds` is how long a broken transfer keeps its reservation for a resume.
     """
 
-    def __init__(self, store: RevisionStore, *, ttl_seconds: float = 900.0) -> None:
+    def __init__(
+        self, store: RevisionStore, *, ttl_seconds: float = 900.0, pod_uid: str = ""
+    ) -> None:
         self.store = store
+        self._pod_uid = pod_uid
         self.threads = ThreadPoolExecutor(32, thread_name_prefix="staging")
         self.hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
         self.received_bytes = 0  # payload by all streams and receivers since the start
@@ -64,11 +68,17 @@ class Stagings:
         """Return the revision if its content is here, else a staging that awaits its `open`.
 
         Raises AdapterRejected before anything is reserved, StagingBusy while another stream
-        stages the same fingerprint, StagingFull when there is no room.
+        stages the same fingerprint, StagingFull when there is no room, EngineUnreachable if the
+        manifest is for another pod.
         """
         limit = self.store.usage().limit
         plan = await self.run(StagingPlan.make, raw_manifest, profile, limit)
         fingerprint = plan.manifest.fingerprint
+        if plan.manifest.pod_uid not in ("", self._pod_uid):
+            raise EngineUnreachable(
+                f"adapter {plan.manifest.adapter}: this sidecar is pod uid "
+                f"{self._pod_uid or '(none)'}, the transfer is for {plan.manifest.pod_uid}"
+            )
         if fingerprint in self._active:
             raise StagingBusy(
                 f"adapter {plan.manifest.adapter}: another stream is staging {fingerprint}"
@@ -192,6 +202,16 @@ class ActiveStaging:
     def received_count(self) -> int:
         """Return how many chunks have arrived by all streams."""
         return self._received.count()
+
+    def index_of(self, chunk: ChunkFrame) -> int:
+        """Return the chunk's index in the plan. Raises TransferInterrupted if it has none."""
+        assert self._writer is not None  # open() came before
+        return self._writer.index_of(chunk)
+
+    async def check(self, chunk: ChunkFrame) -> None:
+        """Check a chunk that arrived before and is only passed on."""
+        assert self._writer is not None  # open() came before
+        await self._stagings.run(self._writer.check, chunk)
 
     async def write(self, chunk: ChunkFrame) -> int:
         """Take one chunk of the StageAdapter stream (see ChunkWriter.write)."""

@@ -6,6 +6,7 @@ place), so that a chunk is copied once between gRPC's buffer and the arena.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,14 +21,16 @@ from lorafleet.frames import (
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar import grpc_errors
+from lorafleet_sidecar.forwarding import Forwarding
 from lorafleet_sidecar.incoming import Incoming
+from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.receivers import ReceiverPool
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
 from lorafleet_sidecar.stripe import Stripes
 from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE, TransferSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lorafleet.profile import EngineProfile
 
@@ -45,10 +48,14 @@ class TransferService:
         profile_source: Callable[[], EngineProfile],
         settings: TransferSettings,
     ) -> None:
-        self.stagings = Stagings(store, ttl_seconds=settings.resume_seconds)
+        self.stagings = Stagings(
+            store, ttl_seconds=settings.resume_seconds, pod_uid=settings.pod_uid
+        )
+        self.forwarded_bytes = 0  # messages that neighbours took, since the start
         self.receivers = ReceiverPool(store.volume, settings)
         self._profile_source = profile_source
         self._settings = settings
+        self._dialer = Dialer(settings.tls_dir, settings.peer_name)
         self._stripes = Stripes(
             store.volume, store.arena, self.stagings.threads, settings.stall_seconds
         )
@@ -57,6 +64,11 @@ class TransferService:
     def received_bytes(self) -> int:
         """Payload bytes that this sidecar and its receivers took since the start."""
         return self.stagings.received_bytes
+
+    @property
+    def forwards(self) -> bool:
+        """Whether this sidecar passes transfers on to neighbours."""
+        return self._dialer.may_dial
 
     async def start(self) -> None:
         """Start the receiver processes."""
@@ -93,16 +105,12 @@ class TransferService:
             return
         try:
             await outcome.open()
-            await context.write(
-                pb.StageAdapterResponse(
-                    accepted=pb.StagingAccepted(
-                        staging_id=outcome.staging_id,
-                        missing_chunks=outcome.missing(),
-                        receiver_ports=self.receivers.ports(),
-                    )
-                )
-            )
-            revision = await self._receive(outcome, incoming)
+            manifest = outcome.plan.manifest
+            if manifest.forward_to and self.forwards:
+                revision = await self._pass_along(outcome, incoming, context)
+            else:
+                await context.write(_accepted(outcome, outcome.missing(), self.receivers.ports()))
+                revision = await self._receive(outcome, incoming)
         finally:
             await outcome.end()
         await context.write(_committed(revision))
@@ -116,6 +124,41 @@ class TransferService:
                 return await staging.commit()
             else:
                 raise TransferInterrupted("a transfer has one manifest, a second one came")
+
+    async def _pass_along(
+        self, staging: ActiveStaging, incoming: Incoming, context: Any
+    ) -> StagedRevisionInfo:
+        """Receive on this one stream, and send each chunk on to the neighbours."""
+        forwarding = Forwarding(staging.plan.manifest, self._dialer, self._settings)
+        try:
+            behind = await forwarding.open()
+            own = frozenset(staging.missing())
+            await context.write(_accepted(staging, sorted(own | behind), ()))
+            while True:
+                raw = await incoming.next()
+                frame = decode_stage_request(raw)
+                if isinstance(frame, CommitFrame):
+                    break
+                if not isinstance(frame, ChunkFrame):
+                    raise TransferInterrupted("a transfer has one manifest, a second one came")
+                index = staging.index_of(frame)
+                if index in own or index not in behind:  # one that nobody lacks is refused
+                    await staging.write(frame)
+                else:
+                    await staging.check(frame)
+                await forwarding.put(index, raw)
+            revision, report = await asyncio.gather(
+                staging.commit(), forwarding.finish(), return_exceptions=True
+            )
+            if isinstance(report, BaseException):
+                raise report
+            await context.write(pb.StageAdapterResponse(forwarded=report))
+            if isinstance(revision, BaseException):
+                raise revision
+            return revision
+        finally:
+            self.forwarded_bytes += forwarding.passed_bytes
+            await forwarding.close()
 
 
 async def add_transfer_service(
@@ -146,6 +189,16 @@ async def add_transfer_service(
     server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # stubs
     await service.start()
     return service
+
+
+def _accepted(
+    staging: ActiveStaging, missing: Sequence[int], ports: Sequence[int]
+) -> pb.StageAdapterResponse:
+    return pb.StageAdapterResponse(
+        accepted=pb.StagingAccepted(
+            staging_id=staging.staging_id, missing_chunks=missing, receiver_ports=ports
+        )
+    )
 
 
 def _committed(info: StagedRevisionInfo) -> pb.StageAdapterResponse:

@@ -39,3 +39,21 @@ class TransferSettings:
 
     tls_dir: Path | None = None
     """Directory with tls.crt, tls.key and ca.crt for mutual TLS of the receivers."""
+
+    pod_uid: str = ""
+    """UID of this pod: a neighbour's transfer that is for another is refused. Default: any is."""
+
+    peer_name: str = ""
+    """Name that the certificates of the pool's sidecars carry: with TLS and without this name
+    nothing is passed on to neighbours."""
+
+    forward_seconds: float = 10.0
+    """Seconds that one chunk may wait for a neighbour before the chain goes on without it.
+    Default 10: far below `stall_seconds`, so that a dead one costs the others no transfer."""
+
+    dial_seconds: float = 5.0
+    """Seconds for a neighbour to answer a manifest; each one behind it adds as many. Default 5."""
+
+    commit_seconds: float = 300.0
+    """Seconds for a neighbour and those behind it to verify and commit. Default 300: less than the
+    operator's own limit, so that it hears of it."""

@@ -20,8 +20,8 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator import metrics, rollout
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.resolve import same_content
+from lorafleet_operator.transfer.fanout import Target, spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
-from lorafleet_operator.transfer.streaming import stage as stream
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.resolve import SourceReader
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
+    from lorafleet_operator.transfer.links import EngineLink
 
 _NOTICEABLE_BYTES: Final = 64 << 20
 _DRAIN_WAIT_SECONDS: Final = 1
@@ -62,9 +63,9 @@ async def stage(
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
             try:
                 content = await same_content(facts, reader, fleet)
-                results = await stream(
+                results = await spread(
                     await asyncio.to_thread(payload, facts, content, fleet),
-                    {uid: link.client for uid, link in links.items()},
+                    {uid: target(link) for uid, link in links.items()},
                     Limits(
                         window_chunks=fleet.settings.window_chunks,
                         stall_seconds=fleet.settings.stall_seconds,
@@ -163,6 +164,13 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
         read=content.read,
         confirm=content.confirm,
     )
+
+
+def target(link: EngineLink) -> Target:
+    """Return the engine of `link` as one of a chain, if its sidecar passes transfers on."""
+    chained = link.profile is not None and link.inventory is not None and link.inventory.forwards
+    # Links share equal profiles; an engine of another dtype or layout is in another chain.
+    return Target(link.client, kind=id(link.profile) if chained else None)
 
 
 def unload_request(

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import google_crc32c
-from lorafleet.errors import LorafleetError, SourceChanged, TransferInterrupted
+from lorafleet.errors import LorafleetError, SourceChanged, TransferInterrupted, from_reason
 from lorafleet.frames import encode_chunk, encode_commit, encode_manifest, encode_staging_id
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-
-    from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
     from lorafleet_operator.transfer.client import ByteStream, SidecarClient
 _T = TypeVar("_T")
@@ -32,6 +31,7 @@ class Limits:
     window_chunks: int = 16
     stall_seconds: float = 60.0
     commit_seconds: float = 330.0
+    chain_engines: int = 32
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,19 @@ async def stage(
     engines: Mapping[str, SidecarClient],
     limits: Limits,
     on_sent: Callable[[int], None] = lambda _: None,
+    behind: Mapping[str, Sequence[pb.Neighbour]] | None = None,
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Stage `payload` on all `engines`; return for each what it committed, or why it did not.
 
-    `on_sent` is called with the bytes of each chunk and engine. Raises what `payload.read`
-    raises: then the source is to blame and no engine.
+    An engine passes what it gets on to those `behind` it; what is known of these is returned too,
+    by pod UID. `on_sent` is called with the bytes of each chunk and engine. Raises what
+    `payload.read` raises: then the source is to blame and no engine.
     """
-    lanes = {key: _Lane(client, payload, limits, on_sent) for key, client in engines.items()}
+    behind = behind or {}
+    lanes = {
+        key: _Lane(client, payload, limits, on_sent, behind.get(key, ()))
+        for key, client in engines.items()
+    }
     try:
         await asyncio.gather(*(lane.open() for lane in lanes.values()))
         async with asyncio.TaskGroup() as group:
@@ -71,7 +77,10 @@ async def stage(
     finally:
         for lane in lanes.values():
             lane.close()
-    return {key: lane.result() for key, lane in lanes.items()}
+    found = {key: lane.result() for key, lane in lanes.items()}
+    for lane in lanes.values():
+        found.update(lane.followers)
+    return found
 
 
 async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Exception | None:
@@ -133,6 +142,12 @@ async def _message(payload: Payload, index: int) -> bytes:
     return encode_chunk(offset, google_crc32c.value(data), data)
 
 
+def _outcome(reported: pb.ForwardOutcome) -> pb.StagedRevision | LorafleetError:
+    if reported.HasField("committed"):
+        return reported.committed
+    return from_reason(reported.reason, reported.message)
+
+
 class _Lane:
     """One engine's side of a transfer."""
 
@@ -142,8 +157,11 @@ class _Lane:
         payload: Payload,
         limits: Limits,
         on_sent: Callable[[int], None],
+        behind: Sequence[pb.Neighbour],
     ) -> None:
         self.client = client
+        self.followers: dict[str, pb.StagedRevision | LorafleetError] = {}
+        """What the engine says of those behind it, by pod UID."""
         self.complete = True
         """Whether all chunks will come: without them there is nothing to commit."""
         self.missing: frozenset[int] = frozenset()
@@ -151,6 +169,7 @@ class _Lane:
             max(1, limits.window_chunks - limits.window_chunks // 4)
         )
         self._payload = payload
+        self._behind = behind
         self._limits = limits
         self._on_sent = on_sent
         self._control = client.stage()
@@ -171,9 +190,11 @@ class _Lane:
 
     async def open(self) -> None:
         """Send the manifest and learn what is missing."""
-        manifest = encode_manifest(self._payload.manifest.SerializeToString())
+        manifest = pb.AdapterManifest(forward_to=self._behind)
+        manifest.MergeFrom(self._payload.manifest)
         try:
-            await self._timed(self._control.write(manifest), "take the manifest")
+            opening = encode_manifest(manifest.SerializeToString())
+            await self._timed(self._control.write(opening), "take the manifest")
             answer = await self._timed(self._control.read(), "answer the manifest")
         except LorafleetError as error:
             self._outcome = error
@@ -207,6 +228,11 @@ class _Lane:
                 answer = await self._timed(
                     self._control.read(), "commit", self._limits.commit_seconds
                 )
+                if answer.WhichOneof("message") == "forwarded":
+                    self.followers = {
+                        each.pod_uid: _outcome(each) for each in answer.forwarded.outcomes
+                    }
+                    answer = await self._timed(self._control.read(), "commit")
                 self._outcome = answer.committed
         except LorafleetError as error:
             self._outcome = self._outcome or error

@@ -44,15 +44,17 @@ class StageAdapterRequest(_message.Message):
     def __init__(self, manifest: _Optional[_Union[AdapterManifest, _Mapping]] = ..., chunk: _Optional[_Union[AdapterChunk, _Mapping]] = ..., commit: _Optional[_Union[CommitStaging, _Mapping]] = ...) -> None: ...
 
 class StageAdapterResponse(_message.Message):
-    __slots__ = ("accepted", "committed")
+    __slots__ = ("accepted", "committed", "forwarded")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     accepted: StagingAccepted
     committed: StagedRevision
-    def __init__(self, accepted: _Optional[_Union[StagingAccepted, _Mapping]] = ..., committed: _Optional[_Union[StagedRevision, _Mapping]] = ...) -> None: ...
+    forwarded: ForwardReport
+    def __init__(self, accepted: _Optional[_Union[StagingAccepted, _Mapping]] = ..., committed: _Optional[_Union[StagedRevision, _Mapping]] = ..., forwarded: _Optional[_Union[ForwardReport, _Mapping]] = ...) -> None: ...
 
 class AdapterManifest(_message.Message):
-    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched", "whole")
+    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched", "whole", "forward_to", "pod_uid", "canonical", "notes")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SAFETENSORS_HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +66,10 @@ class AdapterManifest(_message.Message):
     ADAPTER_NAME_FIELD_NUMBER: _ClassVar[int]
     DROP_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TO_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     fingerprint: str
     safetensors_header: bytes
@@ -75,7 +81,65 @@ class AdapterManifest(_message.Message):
     adapter_name: str
     drop_unmatched: str
     whole: bool
-    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., whole: _Optional[bool] = ...) -> None: ...
+    forward_to: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    pod_uid: str
+    canonical: bool
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., whole: _Optional[bool] = ..., forward_to: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., pod_uid: _Optional[str] = ..., canonical: _Optional[bool] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Neighbour(_message.Message):
+    __slots__ = ("pod_uid", "host", "port")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    host: str
+    port: int
+    def __init__(self, pod_uid: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ForwardOutcome(_message.Message):
+    __slots__ = ("pod_uid", "committed", "reason", "message")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    committed: StagedRevision
+    reason: str
+    message: str
+    def __init__(self, pod_uid: _Optional[str] = ..., committed: _Optional[_Union[StagedRevision, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ForwardReport(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[ForwardOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ForwardOutcome, _Mapping]]] = ...) -> None: ...
+
+class SendAdapterRequest(_message.Message):
+    __slots__ = ("digest", "adapter", "fingerprint", "allow_base_mismatch", "adapter_name", "drop_unmatched", "chunk_bytes", "to")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_BASE_MISMATCH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    DROP_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    adapter: str
+    fingerprint: str
+    allow_base_mismatch: bool
+    adapter_name: str
+    drop_unmatched: str
+    chunk_bytes: int
+    to: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    def __init__(self, digest: _Optional[str] = ..., adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., to: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ...) -> None: ...
+
+class SendAdapterResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: ForwardReport
+    def __init__(self, report: _Optional[_Union[ForwardReport, _Mapping]] = ...) -> None: ...
 
 class AdapterChunk(_message.Message):
     __slots__ = ("offset", "crc32c", "data")
@@ -208,7 +272,7 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence")
+    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence", "forwards")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +287,7 @@ class Inventory(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     PLUGIN_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     engine_instance: str
     health: EngineHealth
@@ -237,7 +302,8 @@ class Inventory(_message.Message):
     base_model: str
     plugin_message: str
     sequence: int
-    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    forwards: bool
+    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ..., forwards: _Optional[bool] = ...) -> None: ...
 
 class ArenaUsage(_message.Message):
     __slots__ = ("limit_bytes", "used_bytes", "reserved_bytes", "in_use_bytes", "largest_free_bytes")

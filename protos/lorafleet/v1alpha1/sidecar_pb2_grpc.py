@@ -47,6 +47,11 @@ class SidecarServiceStub:
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksRequest.SerializeToString,
                 response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksResponse.FromString,
                 _registered_method=True)
+        self.SendAdapter = channel.unary_unary(
+                '/lorafleet.v1alpha1.SidecarService/SendAdapter',
+                request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/lorafleet.v1alpha1.SidecarService/LoadAdapter',
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.LoadAdapterRequest.SerializeToString,
@@ -98,6 +103,14 @@ class SidecarServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendAdapter(self, request, context):
+        """Fills the arenas of other engines of the same pool with a revision that is staged here: this
+        sidecar is the client of their StageAdapter. The source is not read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Makes the engine load a staged revision beside whatever it serves, and, if asked, moves the
         served name to it in one step, drains the name's previous revision and unloads that.
@@ -144,6 +157,11 @@ def add_SidecarServiceServicer_to_server(servicer, server):
                     servicer.SendChunks,
                     request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksRequest.FromString,
                     response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksResponse.SerializeToString,
+            ),
+            'SendAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendAdapter,
+                    request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterRequest.FromString,
+                    response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -228,6 +246,33 @@ class SidecarService:
             '/lorafleet.v1alpha1.SidecarService/SendChunks',
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksRequest.SerializeToString,
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendChunksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1alpha1.SidecarService/SendAdapter',
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterRequest.SerializeToString,
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.SendAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,155 @@
+"""Another sidecar of the pool, seen from this one: the client side of its StageAdapter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from lorafleet import frames
+from lorafleet.errors import EngineUnreachable, LorafleetError, TransferInterrupted, from_reason
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_sidecar.grpc_errors import REASON_KEY
+from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    # A manifest carries the header of many tensors. A new pod may have the address of an old one.
+    ("grpc.max_send_message_length", 128 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+)
+
+
+@dataclass(frozen=True)
+class Dialer:
+    """How to reach the sidecars of this pool, and no others.
+
+    With TLS a neighbour must prove by its certificate that it is `peer_name`, whatever the
+    caller who named its address says: without that name nothing is passed on.
+    """
+
+    tls_dir: Path | None = None
+    peer_name: str = ""
+
+    @property
+    def may_dial(self) -> bool:
+        """Whether neighbours can be told from strangers (without TLS nobody can be)."""
+        return self.tls_dir is None or bool(self.peer_name)
+
+    def channel(self, neighbour: pb.Neighbour) -> grpc.aio.Channel:
+        """Return a channel with the certificates as they are now. Raises OSError."""
+        host = neighbour.host
+        target = f"[{host}]:{neighbour.port}" if ":" in host else f"{host}:{neighbour.port}"
+        if self.tls_dir is None:
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        names = ("ca.crt", "tls.key", "tls.crt")
+        credentials = grpc.ssl_channel_credentials(
+            *((self.tls_dir / n).read_bytes() for n in names)
+        )
+        override = (("grpc.ssl_target_name_override", self.peer_name),)
+        return grpc.aio.secure_channel(target, credentials, options=_OPTIONS + override)
+
+
+class NeighbourCall:
+    """One StageAdapter stream to a neighbour. Errors are LorafleetErrors, each wait is bounded."""
+
+    def __init__(self, dialer: Dialer, neighbour: pb.Neighbour, stall_seconds: float) -> None:
+        self.pod_uid = neighbour.pod_uid
+        self._name = f"sidecar at {neighbour.host}:{neighbour.port}"
+        self._stall_seconds = stall_seconds
+        try:
+            self._channel = dialer.channel(neighbour)
+        except OSError as error:
+            raise EngineUnreachable(f"{self._name}: no certificates: {error}") from None
+        method: Any = self._channel.stream_stream(
+            f"/{SERVICE}/StageAdapter",
+            request_serializer=None,  # messages are passed on as they came
+            response_deserializer=pb.StageAdapterResponse.FromString,
+        )
+        self._call = method()
+
+    async def open(
+        self, manifest: pb.AdapterManifest, seconds: float
+    ) -> pb.StagingAccepted | pb.StagedRevision:
+        """Send the manifest; return what the neighbour answers within `seconds`."""
+        raw = frames.encode_manifest(manifest.SerializeToString())
+        async with self._within(seconds, "answer the manifest"):
+            await self._call.write(raw)
+            answer = await self._read()
+        if answer.WhichOneof("message") == "committed":
+            return answer.committed
+        return answer.accepted
+
+    async def write(self, message: bytes) -> None:
+        """Pass one message on; waits while the neighbour is slower, for the stall time at most."""
+        async with self._within(self._stall_seconds, "take a chunk"):
+            await self._call.write(message)
+
+    async def commit(
+        self, seconds: float
+    ) -> tuple[list[pb.ForwardOutcome], pb.StagedRevision | LorafleetError]:
+        """Commit; return what came of those behind the neighbour, and of itself."""
+        behind: list[pb.ForwardOutcome] = []
+        try:
+            async with self._within(seconds, "commit"):
+                await self._call.write(frames.encode_commit())
+                answer = await self._read()
+                if answer.WhichOneof("message") == "forwarded":
+                    behind.extend(answer.forwarded.outcomes)
+                    answer = await self._read()
+        except LorafleetError as error:
+            return behind, error
+        return behind, answer.committed
+
+    async def close(self) -> None:
+        """End the call, whatever its state."""
+        self._call.cancel()
+        await self._channel.close(None)
+
+    async def _read(self) -> pb.StageAdapterResponse:
+        answer = await self._call.read()
+        if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
+            raise await self._failure()
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _within(self, seconds: float, what: str) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise TransferInterrupted(f"{self._name} did not {what} within {seconds:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(
+                error.code(), error.details(), error.trailing_metadata()
+            ) from None
+        except (grpc.aio.UsageError, asyncio.InvalidStateError):  # the call is over
+            raise await self._failure() from None
+
+    async def _failure(self) -> LorafleetError:
+        call = self._call
+        return self._translate(
+            await call.code(), await call.details(), await call.trailing_metadata()
+        )
+
+    def _translate(
+        self, code: grpc.StatusCode, details: str | None, metadata: Any
+    ) -> LorafleetError:
+        reason = next(_reasons(metadata), "")
+        if reason:
+            return from_reason(reason, details or f"{self._name} gave no message ({reason})")
+        line = " ".join(f"{self._name}: {code.name}: {details or ''}".split())
+        return EngineUnreachable(line)
+
+
+def _reasons(metadata: Any) -> Iterator[str]:
+    return (str(value) for key, value in metadata or () if key == REASON_KEY)

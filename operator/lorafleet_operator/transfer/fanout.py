@@ -1,0 +1,101 @@
+"""Fan-out: the source is read once and sent once, however many engines take it.
+
+Engines of one kind form chains. The head of a chain gets the bytes from here and its sidecar
+passes them on. What a chain leaves undone, because a sidecar in it failed, is done in the next
+round by a chain of those that lack something: they have what arrived, and are sent the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lorafleet.errors import EngineUnreachable, StagingBusy, TransferInterrupted
+from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+from lorafleet_operator.transfer.streaming import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Mapping
+
+    from lorafleet.errors import LorafleetError
+
+    from lorafleet_operator.transfer.client import SidecarClient
+    from lorafleet_operator.transfer.streaming import Limits, Payload
+
+
+@dataclass(frozen=True)
+class Target:
+    """One engine that content is to be staged on."""
+
+    client: SidecarClient
+    kind: Hashable = None
+    """Engines of one kind may form a chain: equal profiles, of one pool. None: never in a chain."""
+
+
+async def spread(
+    payload: Payload,
+    targets: Mapping[str, Target],
+    limits: Limits,
+    on_sent: Callable[[int], None] = lambda _: None,
+) -> dict[str, pb.StagedRevision | LorafleetError]:
+    """Stage `payload` on all `targets`, by pod UID; return what each committed, or why not.
+
+    `on_sent` is called with the bytes of each chunk that was sent from here. Raises what
+    `payload.read` raises.
+    """
+    results: dict[str, pb.StagedRevision | LorafleetError] = {}
+    alone: set[str] = set()
+    while left := [uid for uid in targets if uid not in results]:
+        chains = form_chains({uid: targets[uid] for uid in left}, payload, limits, alone)
+        found = await stage(
+            payload,
+            {chain[0]: targets[chain[0]].client for chain in chains},
+            limits,
+            on_sent,
+            behind={
+                chain[0]: [_neighbour(uid, targets[uid]) for uid in chain[1:]] for chain in chains
+            },
+        )
+        heads = {chain[0] for chain in chains}
+        for uid in left:
+            result = found.get(uid)
+            if uid in heads or _is_final(result):
+                results[uid] = found[uid]  # so each round is shorter than the last
+            elif payload.manifest.whole:  # a source that is compared as a whole is read anew
+                results[uid] = result or TransferInterrupted(
+                    f"adapter {payload.manifest.adapter}: the chain to this engine broke"
+                )
+            elif isinstance(result, EngineUnreachable):
+                alone.add(uid)  # a neighbour could not reach it: perhaps we can
+    return results
+
+
+def form_chains(
+    targets: Mapping[str, Target], payload: Payload, limits: Limits, alone: Collection[str] = ()
+) -> list[list[str]]:
+    """Return the chains, each with its head first. Pure.
+
+    An adapter of a single chunk goes to each engine directly: on a chain it would only wait.
+    """
+    kinds: dict[Hashable, list[str]] = {}
+    chains: list[list[str]] = []
+    for uid, target in targets.items():
+        if target.kind is None or uid in alone or len(payload.plan) < 2:
+            chains.append([uid])
+        else:
+            kinds.setdefault(target.kind, []).append(uid)
+    for members in kinds.values():
+        step = limits.chain_engines
+        chains += [members[at : at + step] for at in range(0, len(members), step)]
+    return chains
+
+
+def _is_final(result: pb.StagedRevision | LorafleetError | None) -> bool:
+    return result is not None and not isinstance(
+        result, TransferInterrupted | StagingBusy | EngineUnreachable
+    )
+
+
+def _neighbour(uid: str, target: Target) -> pb.Neighbour:
+    return pb.Neighbour(pod_uid=uid, host=target.client.host, port=target.client.port)
