@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import sys
@@ -54,6 +55,9 @@ def _run() -> int:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2
     reuse_large_buffers()
+    # What thousands of adapters leave in memory stays there: walking over it again and again to
+    # find cycles took a tenth of the time after a start.
+    gc.set_threshold(50_000, 20, 50)
     crashpoint.arm(settings.crash_at)
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -49,11 +49,13 @@ class Fleet:
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
         self._endpoints: dict[str, Endpoint] = {}  # of reachable pods of pools, by UID
         self._living: set[str] = set()  # UIDs of all reachable pods
+        self._linked = False
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
         )
         self.transfers = asyncio.Semaphore(settings.transfers)
+        self.sources = asyncio.Semaphore(settings.sources)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
             allow_private_addresses=settings.allow_private_addresses,
@@ -77,6 +79,7 @@ class Fleet:
 
     def sync_links(self) -> None:
         """Open and close connections so that every reachable pod of every pool has one."""
+        self._linked = True
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         for planner in self._planners.values():
@@ -87,6 +90,11 @@ class Fleet:
                 self._reach(pod)
         self.links.sync(self._endpoints.values(), self._living)
         self.holders.keep({link.endpoint.uid for link in self.links.all()})
+
+    def open_links(self) -> None:
+        """Open the connections, unless that was done: the first pass may run before any event."""
+        if not self._linked:
+            self.sync_links()
 
     def _reach(self, pod: EnginePod) -> bool:
         """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
@@ -132,6 +140,7 @@ class Fleet:
             self._pods[pod.uid] = pod
             if pod == before:
                 return
+        self.open_links()
         if self._reach(replace(pod, running=False) if gone else pod):
             self.links.sync(self._endpoints.values(), self._living)
         if gone:

@@ -14,9 +14,11 @@ Nothing is decided here. Five traps of the framework, each with a test:
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
 import kopf
 
 from lorafleet_operator import loops, passes
@@ -34,10 +36,50 @@ if TYPE_CHECKING:
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
 POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
 PODS: Final = ("", "v1", "pods")
-_ADAPTER_PAUSE_SECONDS: Final = 0.2
-"""After a pass: what several engines have to say of one order is worth one more pass, not several."""
-_POOL_PAUSE_SECONDS: Final = 1.0
-"""After a pass: the figures in a pool's status change with every load, and are written this often."""
+_REQUESTS: Final = 16
+"""Requests of the framework at a time; it waits in a queue for the others."""
+_ADAPTER_GATHER_SECONDS: Final = 0.2
+"""An engine that goes is told of by its connection and by its pod, an order by each engine."""
+_POOL_GATHER_SECONDS: Final = 1.0
+"""The figures in a pool's status change with every load: this bounds how often they are written."""
+
+
+@kopf.on.login()
+async def log_in(**given: Any) -> kopf.AiohttpSession | None:
+    """Log in as the framework would, but let it have few requests at a time.
+
+    It gives each new object its finalizer at once, with a connection for each: thousands of them
+    after a start in a fleet of thousands of new adapters.
+    """
+    info = kopf.login_via_client(**given)
+    if info is None:
+        return None
+    return kopf.AiohttpSession(
+        server=info.server,
+        default_namespace=info.default_namespace,
+        expiration=info.expiration,
+        aiohttp_session=aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            middlewares=(_few_at_a_time(asyncio.Semaphore(_REQUESTS)),),
+            proxy=info.proxy_url,
+            trust_env=info.trust_env,
+        ),
+    )
+
+
+def _few_at_a_time(limit: asyncio.Semaphore) -> aiohttp.ClientMiddlewareType:
+    """Return what lets requests wait for `limit`; watches, which last, need no turn."""
+
+    async def wait(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if "watch" in request.url.query:
+            return await handler(request)
+        async with limit:
+            return await handler(request)
+
+    return wait
 
 
 @kopf.on.startup()
@@ -65,7 +107,7 @@ def configure(
     settings.posting.enabled = False  # our Events say more
     settings.background.instant_exit_timeout = 1.0  # loops cut off their pass when stopped
     settings.background.cancellation_polling = 2.0  # an unload that took longer is seen this soon
-    settings.networking.request_timeout = 30.0
+    settings.networking.request_timeout = 120.0  # the wait for a turn counts
     if pod_selector:
         settings.watching.label_selectors[PODS] = pod_selector
     settings.scanning.disabled = bool(namespaces)  # a Role cannot list CRDs or namespaces
@@ -162,6 +204,7 @@ async def adapter_daemon(
 ) -> None:
     """Keep one adapter as its manifest wants it; unload it when, and only when, it is deleted."""
     fleet: Fleet = memo.fleet
+    fleet.open_links()
     key, gone = _key(body), partial(fleet.world.gone, str(body.metadata.uid))
     await loops.keep(
         key,
@@ -170,7 +213,7 @@ async def adapter_daemon(
         settings=fleet.settings,
         stopped=loops.StoppedOr(stopped, gone),
         interval=partial(passes.adapter_interval, body, fleet),
-        pause=_ADAPTER_PAUSE_SECONDS,
+        gather=_ADAPTER_GATHER_SECONDS,
     )
     if deleted(stopped) or gone():
         await loops.insist(key, partial(passes.delete_adapter, body, fleet))
@@ -182,6 +225,7 @@ async def pool_daemon(
 ) -> None:
     """Keep one pool's status, and its engines free of adapters that nobody owns."""
     fleet: Fleet = memo.fleet
+    fleet.open_links()
     await loops.keep(
         pool_loop(_key(body)),
         partial(passes.pool_pass, body, fleet),
@@ -189,7 +233,7 @@ async def pool_daemon(
         settings=fleet.settings,
         stopped=loops.StoppedOr(stopped, partial(fleet.world.gone, str(body.metadata.uid))),
         interval=lambda: fleet.settings.resync_seconds,
-        pause=_POOL_PAUSE_SECONDS,
+        gather=_POOL_GATHER_SECONDS,
     )
 
 

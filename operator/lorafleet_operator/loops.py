@@ -62,12 +62,12 @@ async def keep(
     settings: OperatorSettings,
     stopped: Stopper,
     interval: Callable[[], float],
-    pause: float = 0.0,
+    gather: float = 0.0,
 ) -> None:
     """Run `one_pass` at each wake-up of `key` and after each `interval()` seconds, until stopped.
 
-    Wake-ups within `pause` seconds after a pass become one, but news from people is looked at at
-    once. A pass that returns False or raises is repeated with growing delays, which begin anew
+    Wake-ups gather for `gather` seconds before a pass, but news from people is looked at at once:
+    what several engines have to say of one thing is worth one pass. A pass that returns False or raises is repeated with growing delays, which begin anew
     when people have changed something.
     """
     stopping = asyncio.create_task(_set(stopped))
@@ -86,9 +86,10 @@ async def keep(
                     quiet = min(delay, _QUIET_SECONDS)
                     news = await flag.wait_for_news(quiet) or await flag.wait(delay - quiet)
                     failures = 0 if news else failures
-                elif not await flag.wait_for_news(pause):
-                    jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
-                    await flag.wait(interval() * jitter)
+                    continue
+                jitter = random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes after a start
+                if not await flag.wait(interval() * jitter):
+                    await flag.gather(gather)
         finally:
             stopping.cancel()
 

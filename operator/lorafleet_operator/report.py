@@ -143,12 +143,20 @@ def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Cond
     """Return the conditions that people should hear of: new failures, becoming Ready, and a part
     that is left out."""
     before = {entry.type: (entry.status, entry.reason) for entry in old}
-    return [
+    news = [
         entry
         for entry in new
         if before.get(entry.type) != (entry.status, entry.reason)
         and entry.reason not in _QUIET
         and (entry.status == "False" or entry.type in _WORTH_AN_EVENT)
+    ]
+    # Ready repeats the condition that keeps it from being True: one Event tells of both.
+    ready = {(e.status, e.reason, e.message) for e in news if e.type == ConditionType.READY}
+    return [
+        entry
+        for entry in news
+        if entry.type == ConditionType.READY
+        or (entry.status, entry.reason, entry.message) not in ready
     ]
 
 

@@ -14,6 +14,7 @@ from lorafleet.layout import plan_layout
 from lorafleet.peft_config import AdapterConfig
 
 from lorafleet_operator import metrics
+from lorafleet_operator.aside import aside
 from lorafleet_operator.awaited_secrets import Referenced
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
@@ -41,6 +42,7 @@ class SourceReader:
         self._facts = facts
         self._fleet = fleet
         self._source: Source | None = None
+        self._turn = False
         self._content: ResolvedAdapter | None = None
         self.secret: Referenced | None = None
         """The Secret that was read for the source."""
@@ -54,12 +56,18 @@ class SourceReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._source is not None:
-            await self._source.aclose()
+        try:
+            if self._source is not None:
+                await self._source.aclose()
+        finally:
+            if self._turn:
+                self._fleet.sources.release()
 
     async def content(self) -> ResolvedAdapter:
         """Return header, config and reads of what the source holds now."""
         if self._content is None:
+            if not self._turn:
+                self._turn = await self._fleet.sources.acquire()
             adapter = self._facts.adapter
             spec = adapter.spec.source
             secret = None
@@ -188,7 +196,8 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             except LorafleetError as error:
                 facts.source_error = error
                 return
-            verdict = await asyncio.to_thread(judge, facts.key, content, view.profile, spec)
+            size = len(content.header_bytes)
+            verdict = await aside(size, judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
         facts.verdicts[view.uid] = found[id(view.profile)] = verdict
 

@@ -64,6 +64,10 @@ class OperatorSettings:
     """Adapters that stream at once; each reads its source once for all its engines. Default 4:
     the bound on the operator's memory, with chunk_bytes and window_chunks."""
 
+    sources: int = 32
+    """Adapters whose source is open at once, for a look or a transfer. Default 32: the bound on
+    connections and open files when thousands of adapters come together."""
+
     stall_seconds: float = 60.0
     """Seconds without progress after which an engine's transfer is given up. Default 60; the
     sidecar's own limit."""
@@ -182,6 +186,7 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "chunk_bytes": _within(64 << 10, 16 << 20),
     "window_chunks": _within(2, 1024),
     "transfers": _within(1, 64),
+    "sources": _within(1, 1024),
     "stall_seconds": _seconds,
     "load_timeout_seconds": _seconds,
     "deletion_timeout_seconds": _seconds,

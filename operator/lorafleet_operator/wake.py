@@ -41,6 +41,12 @@ class Flag:
             self._event.clear()
         return found
 
+    async def gather(self, seconds: float) -> None:
+        """Let wake-ups gather for `seconds`, at most until there is news: one pass is for all."""
+        await _set_within(self._news, seconds)
+        self._event.clear()
+        self._news.clear()
+
     def _take_news(self) -> bool:
         found = self._news.is_set()
         self._news.clear()

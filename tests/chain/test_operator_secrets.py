@@ -161,5 +161,5 @@ def test_a_wrong_token_is_tried_once_and_never_told(chain: Chain) -> None:
         refused(chain, "sql", line)
         keys.mend("token", token=RIGHT)
         eventually(lambda: ready(chain, "sql"))
-    assert chain.events("sql").count("AccessDenied") == 2, "one for SourceResolved, one for Ready"
+    assert chain.events("sql").count("AccessDenied") == 1, "SourceResolved and Ready say the same"
     told_nowhere(chain, WRONG, RIGHT)

@@ -62,6 +62,10 @@ def engine_pod(body: Mapping[str, Any]) -> EnginePod:
     )
 
 
+_CONNECTIONS: Final = 16
+"""Requests at a time: each connection's buffers take half a mebibyte."""
+
+
 class NoCluster(RuntimeError):
     """Raised when neither a service account nor a kubeconfig names a cluster."""
 
@@ -79,6 +83,7 @@ async def connect() -> client.ApiClient:
             await config.load_kube_config()
     except config.ConfigException as error:
         raise NoCluster(str(error)) from None
+    client.Configuration.get_default().connection_pool_maxsize = _CONNECTIONS
     return client.ApiClient()
 
 

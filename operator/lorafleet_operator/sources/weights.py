@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter, TooLarge
 from lorafleet.header import SafetensorsHeader, header_length, parse_header
 
+from lorafleet_operator.aside import aside
 from lorafleet_operator.sources.base import MAX_READ_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ async def read_safetensors(blob: Blob, settings: SourceSettings) -> SafetensorsF
         )
     header_bytes = await read_span(blob, 8, length)
     # Parsing a large header takes long enough to stall the loop.
-    header = await asyncio.to_thread(parse_header, header_bytes, blob.size - 8 - length, blob.name)
+    rest = blob.size - 8 - length
+    header = await aside(length, parse_header, header_bytes, rest, blob.name)
     if len(header.tensors) > settings.max_tensors:
         raise TooLarge(
             f"{blob.name} has {len(header.tensors)} tensors, "
