@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.fanout import Target
 from lorafleet_operator.transfer.streaming import Payload
+from lorafleet_sidecar.staging_dir import StagingDirectory
 from lorafleet_sidecar.transfer_service import TransferSettings
-from staging_server import serving
+from staging_server import LIMIT, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from staging_builders import SourceAdapter
     from staging_server import Serving
 
 CHUNK = 64 << 10
+SERVER = Path(__file__).with_name("staging_server.py")
 
 
 class CountedSource:
@@ -48,10 +54,26 @@ class Pool:
     def __init__(self) -> None:
         self.sidecars: dict[str, Serving] = {}
         self.targets: dict[str, Target] = {}
+        self.mortal: asyncio.subprocess.Process | None = None
 
     def taken(self) -> dict[str, int]:
         """Payload bytes that each sidecar took into its arena."""
         return {uid: each.service.received_bytes for uid, each in self.sidecars.items()}
+
+    def arrived(self, uid: str) -> int:
+        """Chunks that have arrived of the transfer that the sidecar is in."""
+        store = self.sidecars[uid].store
+        for entry in store.stagings():
+            received = StagingDirectory.find(store.volume, entry.staging_id).received()
+            try:
+                return received.count()
+            finally:
+                received.close()
+        return 0
+
+    def dead(self) -> bool:
+        """Whether the one that is a process of its own has ended."""
+        return self.mortal is not None and self.mortal.returncode is not None
 
     def digests(self) -> set[str]:
         """What all the arenas hold, of any sidecar."""
@@ -60,12 +82,25 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool(volume: Path, engines: int, **settings: Any) -> AsyncIterator[Pool]:
-    """Serve `engines` sidecars until the block ends."""
+async def pool(
+    volume: Path, engines: int, dies: tuple[int, str] = (-1, ""), **settings: Any
+) -> AsyncIterator[Pool]:
+    """Serve `engines` sidecars until the block ends.
+
+    `dies` is the number of one that is a process of its own, and the step at which it kills itself.
+    """
     made = Pool()
     async with AsyncExitStack() as stack:
         for number in range(engines):
             uid = f"pod-{number}"
+            if number == dies[0]:
+                made.mortal, port = await stack.enter_async_context(
+                    _process(volume / uid, uid, dies[1])
+                )
+                client = SidecarClient("127.0.0.1", port)
+                stack.push_async_callback(client.close)
+                made.targets[uid] = Target(client, kind="one profile")
+                continue
             each = TransferSettings(pod_uid=uid, **settings)
             made.sidecars[uid] = await stack.enter_async_context(
                 serving(volume / uid, settings=each)
@@ -74,3 +109,22 @@ async def pool(volume: Path, engines: int, **settings: Any) -> AsyncIterator[Poo
             stack.push_async_callback(client.close)
             made.targets[uid] = Target(client, kind="one profile")
         yield made
+
+
+@asynccontextmanager
+async def _process(
+    volume: Path, pod_uid: str, crash_at: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(SERVER), str(volume), str(LIMIT), "0", pod_uid,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "LORAFLEET_CRASH_AT": crash_at, "PYTHONPATH": str(SERVER.parent)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process, int(await asyncio.wait_for(process.stdout.readline(), 60))
+        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,7 +1,7 @@
 """The real transfer service on a loopback port, in this process or as one of its own.
 
-As a program: `python staging_server.py VOLUME LIMIT_BYTES RECEIVERS` prints its port and serves
-until it is killed; faults are injected by LORAFLEET_CRASH_AT.
+As a program: `python staging_server.py VOLUME LIMIT_BYTES RECEIVERS [POD_UID]` prints its port and
+serves until it is killed; faults are injected by LORAFLEET_CRASH_AT.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ async def serving(
     store.close()
 
 
-async def _main(volume: Path, limit: int, receivers: int) -> None:
-    async with serving(volume, limit, TransferSettings(receivers=receivers)) as running:
+async def _main(volume: Path, limit: int, receivers: int, pod_uid: str = "") -> None:
+    settings = TransferSettings(receivers=receivers, pod_uid=pod_uid)
+    async with serving(volume, limit, settings) as running:
         print(running.port, flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]))

@@ -43,6 +43,7 @@ _SILENT: Final = frozenset(
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.INTERNAL,  # a write to a connection that just broke; ours has a reason
     }
 )
 

@@ -7,8 +7,9 @@ round by a chain of those that lack something: they have what arrived, and are s
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import EngineUnreachable, StagingBusy, TransferInterrupted
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.streaming import Limits, Payload
+
+_BUSY_PAUSE_SECONDS: Final = 0.05
+_BUSY_TRIES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ async def spread(
     """
     results: dict[str, pb.StagedRevision | LorafleetError] = {}
     alone: set[str] = set()
+    patience = _BUSY_TRIES
     while left := [uid for uid in targets if uid not in results]:
         chains = form_chains({uid: targets[uid] for uid in left}, payload, limits, alone)
         found = await stage(
@@ -58,6 +63,12 @@ async def spread(
             },
         )
         heads = {chain[0] for chain in chains}
+        if len(left) < len(targets) and patience:
+            # One whose chain has just broken may still be ending that stream.
+            busy = {uid for uid in heads if isinstance(found[uid], StagingBusy)}
+            if busy:
+                heads, patience = heads - busy, patience - 1
+                await asyncio.sleep(_BUSY_PAUSE_SECONDS)
         for uid in left:
             result = found.get(uid)
             if uid in heads or _is_final(result):

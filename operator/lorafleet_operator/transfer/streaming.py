@@ -9,6 +9,7 @@ and the others go on; what it has received stays there and the next attempt send
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +19,7 @@ from lorafleet.frames import encode_chunk, encode_commit, encode_manifest, encod
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from lorafleet_operator.transfer.client import ByteStream, SidecarClient
 _T = TypeVar("_T")
@@ -91,10 +92,14 @@ async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Excepti
     wanted = sorted(set[int]().union(*(lane.missing for lane in lanes if lane.unfinished)))
     broke: Exception | None = None
     try:
-        async for index, message in _messages(payload, wanted, max(2, limits.window_chunks // 4)):
-            for lane in lanes:
-                if index in lane.missing and lane.unfinished:
-                    await lane.queue.put(message)
+        ahead = max(2, limits.window_chunks // 4)
+        async with aclosing(_messages(payload, wanted, ahead)) as messages:
+            async for index, message in messages:
+                for lane in lanes:
+                    if index in lane.missing and lane.unfinished:
+                        await lane.queue.put(message)
+                if not any(lane.unfinished for lane in lanes):
+                    break  # nobody is left to read for
         if payload.confirm is not None and any(lane.unfinished for lane in lanes):
             await payload.confirm()
     except Exception as error:
@@ -108,7 +113,7 @@ async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Excepti
 
 async def _messages(
     payload: Payload, indexes: Sequence[int], ahead: int
-) -> AsyncIterator[tuple[int, bytes]]:
+) -> AsyncGenerator[tuple[int, bytes], None]:
     """Yield (index, encoded chunk) in order, reading up to `ahead` chunks at once."""
     reads: list[tuple[int, asyncio.Task[bytes]]] = []
     upcoming = iter(indexes)

@@ -25,7 +25,14 @@ def test_without_a_reason_it_is_silence_or_a_fault_and_never_the_adapters(
     error = translate_status(code, "failed to connect\nmore", "", "10.0.0.7:7070")
     assert not error.terminal
     assert str(error) == f"sidecar at 10.0.0.7:7070: {code.name}: failed to connect"
-    silent = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNIMPLEMENTED", "UNAUTHENTICATED"}
+    silent = {
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "CANCELLED",
+        "UNIMPLEMENTED",
+        "UNAUTHENTICATED",
+        "INTERNAL",
+    }
     assert isinstance(error, EngineUnreachable) is (code.name in silent)
 
 
