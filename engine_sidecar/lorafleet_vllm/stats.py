@@ -67,12 +67,12 @@ class WorkerStats:
             yield
             return
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        before, _ = _allocated(device)
         try:
             yield
         finally:
-            peak = torch.cuda.max_memory_allocated(device) - before
-            kept = max(torch.cuda.memory_allocated(device) - before, 0)
+            after, highest = _allocated(device)
+            peak, kept = highest - before, max(after - before, 0)
             self.temporary_peak_bytes = max(peak, self.temporary_peak_bytes if more else 0)
             self.temporary_kept_bytes = kept + (self.temporary_kept_bytes if more else 0)
 
@@ -86,6 +86,12 @@ class WorkerStats:
             "torch_reserved_bytes": torch.cuda.memory_reserved(device) if cuda else 0,
             "resident_host_bytes": _resident_bytes(),
         }
+
+
+def _allocated(device: torch.device) -> tuple[int, int]:
+    """Return torch's device bytes now and at their peak (`memory_allocated` takes ten times as long)."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return int(stats["current"]), int(stats["peak"])
 
 
 def _resident_bytes() -> int:
