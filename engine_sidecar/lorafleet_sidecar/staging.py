@@ -290,7 +290,7 @@ class ActiveStaging:
             image_bytes=plan.image_bytes,
             rank=layout.rank,
             adapter=plan.manifest.adapter,
-            notes=(*layout.normalized, *layout.notes, *([commit.IDENTITY] if identity else [])),
+            notes=(*plan.notes, *([commit.IDENTITY] if identity else [])),
             sources={plan.manifest.fingerprint: plan.layout_key},
         )
         self._keep = False  # the index has no reservation any more

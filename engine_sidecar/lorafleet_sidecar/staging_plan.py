@@ -38,6 +38,13 @@ class StagingPlan:
         """Return the size of the canonical safetensors file."""
         return len(self.layout.image_header) + self.layout.data_bytes
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what is worth telling of the source: of an image its first reader told."""
+        if self.manifest.canonical:
+            return tuple(self.manifest.notes)
+        return (*self.layout.normalized, *self.layout.notes)
+
     @classmethod
     def make(cls, raw: bytes, profile: EngineProfile, limit_bytes: int) -> Self:
         """Return the plan of a serialised AdapterManifest.
@@ -60,8 +67,8 @@ class StagingPlan:
             profile,
             adapter=adapter,
             allow_base_mismatch=manifest.allow_base_mismatch,
-            adapter_name=manifest.adapter_name,
-            drop_unmatched=manifest.drop_unmatched,
+            adapter_name="" if manifest.canonical else manifest.adapter_name,
+            drop_unmatched="" if manifest.canonical else manifest.drop_unmatched,
         )
         needed = len(layout.image_header) + layout.data_bytes
         if needed > limit_bytes:
@@ -83,6 +90,7 @@ class StagingPlan:
             and other.chunk_bytes == mine.chunk_bytes
             and other.adapter_name == mine.adapter_name
             and other.drop_unmatched == mine.drop_unmatched
+            and other.canonical == mine.canonical
         )
 
 

@@ -11,6 +11,8 @@ import asyncio
 import json
 import secrets
 import shutil
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -24,7 +26,7 @@ from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.paths import REVISIONS, STAGING, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -72,6 +74,7 @@ class RevisionStore:
         for extent in state.extents():
             self._room.take(extent)
         self._holds: set[str] | None = None  # None: not told yet, all are held
+        self._lent: Counter[str] = Counter()  # being sent to neighbours
         self._plain_lock = asyncio.Lock()
         self._plain_work: set[asyncio.Future[Any]] = set()
 
@@ -113,6 +116,17 @@ class RevisionStore:
                 self._save()
                 return replace(self._info(entry), fingerprint=fingerprint)
         return None
+
+    @contextmanager
+    def lent(self, digest: str) -> Iterator[memoryview]:
+        """Give the image of a revision, which stays meanwhile. Raises KeyError if not committed."""
+        entry = self._state.revisions[digest]
+        self._lent[digest] += 1
+        try:
+            with self.arena.extent_view(entry.extent) as whole, whole[: entry.image_bytes] as image:
+                yield image
+        finally:
+            self._lent[digest] -= 1
 
     def revision_dir(self, digest: str) -> Path:
         """Return `revisions/<hex>`. Raises KeyError for a digest that is not committed."""
@@ -356,7 +370,8 @@ class RevisionStore:
         entry.used = self._state.uses
 
     def _is_held(self, digest: str) -> bool:
-        return self._holds is None or digest in self._holds or digest in self._state.plain
+        held = self._holds is None or digest in self._holds or digest in self._state.plain
+        return held or self._lent[digest] > 0
 
     def _info(self, entry: index.RevisionEntry) -> StagedRevisionInfo:
         return StagedRevisionInfo(

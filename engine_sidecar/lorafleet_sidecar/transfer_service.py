@@ -1,6 +1,6 @@
-"""The two streaming methods of the sidecar's service: StageAdapter and SendChunks.
+"""The methods of the sidecar's service that move tensors: StageAdapter, SendChunks, SendAdapter.
 
-They take the serialised messages as gRPC delivers them (`lorafleet.frames` reads them in
+The streaming ones take the serialised messages as gRPC delivers them (`lorafleet.frames` reads them in
 place), so that a chunk is copied once between gRPC's buffer and the arena.
 """
 
@@ -23,6 +23,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_sidecar import grpc_errors
 from lorafleet_sidecar.forwarding import Forwarding
 from lorafleet_sidecar.incoming import Incoming
+from lorafleet_sidecar.lending import Lender
 from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.receivers import ReceiverPool
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
@@ -40,7 +41,7 @@ __all__ = ["MESSAGE_OPTIONS", "TransferService", "TransferSettings", "add_transf
 
 
 class TransferService:
-    """StageAdapter and SendChunks of one sidecar, and the receiver processes it owns."""
+    """What moves tensors to and from one sidecar, and the receiver processes it owns."""
 
     def __init__(
         self,
@@ -51,11 +52,12 @@ class TransferService:
         self.stagings = Stagings(
             store, ttl_seconds=settings.resume_seconds, pod_uid=settings.pod_uid
         )
-        self.forwarded_bytes = 0  # messages that neighbours took, since the start
+        self._passed_bytes = 0  # in transfers that came by
         self.receivers = ReceiverPool(store.volume, settings)
         self._profile_source = profile_source
         self._settings = settings
         self._dialer = Dialer(settings.tls_dir, settings.peer_name)
+        self._lender = Lender(self.stagings, self._dialer, settings)
         self._stripes = Stripes(
             store.volume, store.arena, self.stagings.threads, settings.stall_seconds
         )
@@ -64,6 +66,11 @@ class TransferService:
     def received_bytes(self) -> int:
         """Payload bytes that this sidecar and its receivers took since the start."""
         return self.stagings.received_bytes
+
+    @property
+    def forwarded_bytes(self) -> int:
+        """Bytes of the messages that neighbours took from this sidecar since the start."""
+        return self._passed_bytes + self._lender.sent_bytes
 
     @property
     def forwards(self) -> bool:
@@ -94,6 +101,17 @@ class TransferService:
     async def send_chunks(self, requests: Any, context: Any) -> pb.SendChunksResponse:
         """Serve one stripe in this process (receivers serve theirs in their own)."""
         return await self._stripes.serve(context)
+
+    async def send_adapter(
+        self, request: pb.SendAdapterRequest, context: Any
+    ) -> pb.SendAdapterResponse:
+        """Fill neighbours with a revision that is staged here; see Lender.send."""
+        try:
+            return pb.SendAdapterResponse(report=await self._lender.send(request))
+        except LorafleetError as error:
+            await grpc_errors.abort(context, error)
+        except Exception as error:  # the client gets a line, the log the trace
+            await grpc_errors.abort_unexpected(context, error)
 
     async def _stage(self, incoming: Incoming, context: Any) -> None:
         first = decode_stage_request(await incoming.next())
@@ -157,7 +175,7 @@ class TransferService:
                 raise revision
             return revision
         finally:
-            self.forwarded_bytes += forwarding.passed_bytes
+            self._passed_bytes += forwarding.passed_bytes
             await forwarding.close()
 
 
@@ -167,7 +185,7 @@ async def add_transfer_service(
     profile_source: Callable[[], EngineProfile],
     settings: TransferSettings | None = None,
 ) -> TransferService:
-    """Register both methods on `server` (before its start) and start the receivers.
+    """Register the methods on `server` (before its start) and start the receivers.
 
     `profile_source` gives the engine's current profile or raises a LorafleetError (its reason
     travels to the client). Call this AFTER `add_SidecarServiceServicer_to_server`: of two
@@ -183,6 +201,11 @@ async def add_transfer_service(
         "SendChunks": grpc.stream_unary_rpc_method_handler(
             service.send_chunks,
             response_serializer=pb.SendChunksResponse.SerializeToString,
+        ),
+        "SendAdapter": grpc.unary_unary_rpc_method_handler(
+            service.send_adapter,
+            request_deserializer=pb.SendAdapterRequest.FromString,
+            response_serializer=pb.SendAdapterResponse.SerializeToString,
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

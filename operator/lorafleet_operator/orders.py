@@ -18,21 +18,23 @@ from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics, rollout
+from lorafleet_operator.aside import aside
 from lorafleet_operator.crashpoint import crash_at
+from lorafleet_operator.filling import fill_from_neighbours, target
 from lorafleet_operator.resolve import same_content
-from lorafleet_operator.transfer.fanout import Target, spread
+from lorafleet_operator.transfer.fanout import spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.resolve import SourceReader
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
-    from lorafleet_operator.transfer.links import EngineLink
+    from lorafleet_operator.transfer.fanout import Target
 
 _NOTICEABLE_BYTES: Final = 64 << 20
 _DRAIN_WAIT_SECONDS: Final = 1
@@ -44,7 +46,9 @@ _LOG: Final = logging.getLogger(__name__)
 async def stage(
     facts: Facts, reader: SourceReader, fleet: Fleet, announce: Callable[[], Awaitable[None]]
 ) -> None:
-    """Send the wanted content to every chosen engine that lacks it, reading it once.
+    """Bring the wanted content to every chosen engine that lacks it.
+
+    From a neighbour that has it, else from the source, which is read once.
 
     `announce` is called before a transfer that people would notice.
     """
@@ -61,23 +65,15 @@ async def stage(
         await announce()
     async with fleet.transfers:
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
+            filled = await fill_from_neighbours(facts, fleet, links)
+            rest = {uid: target(link) for uid, link in links.items() if uid not in filled}
             try:
-                content = await same_content(facts, reader, fleet)
-                results = await spread(
-                    await asyncio.to_thread(payload, facts, content, fleet),
-                    {uid: target(link) for uid, link in links.items()},
-                    Limits(
-                        window_chunks=fleet.settings.window_chunks,
-                        stall_seconds=fleet.settings.stall_seconds,
-                        commit_seconds=fleet.settings.load_timeout_seconds,
-                    ),
-                    on_sent=_sent,
-                )
+                sent = await _send(facts, reader, fleet, rest) if rest else {}
             except (SourceError, DigestMismatch) as error:
                 facts.source_error = error
                 fleet.memory.drop_look(facts.adapter.metadata.uid)
                 return
-    for uid, result in results.items():
+    for uid, result in (filled | sent).items():
         if isinstance(result, LorafleetError):
             _note(facts, fleet, uid, result)
         else:
@@ -143,6 +139,23 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
         )
 
 
+async def _send(
+    facts: Facts, reader: SourceReader, fleet: Fleet, targets: Mapping[str, Target]
+) -> dict[str, pb.StagedRevision | LorafleetError]:
+    """Read the source once, and send it to the targets."""
+    content = await same_content(facts, reader, fleet)
+    return await spread(
+        await aside(len(content.header_bytes), payload, facts, content, fleet),
+        targets,
+        Limits(
+            window_chunks=fleet.settings.window_chunks,
+            stall_seconds=fleet.settings.stall_seconds,
+            commit_seconds=fleet.settings.load_timeout_seconds,
+        ),
+        on_sent=_sent,
+    )
+
+
 def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
     """Return the transfer of the content: its manifest and its cuts."""
     spec, chunk_bytes = facts.adapter.spec, fleet.settings.chunk_bytes
@@ -164,13 +177,6 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
         read=content.read,
         confirm=content.confirm,
     )
-
-
-def target(link: EngineLink) -> Target:
-    """Return the engine of `link` as one of a chain, if its sidecar passes transfers on."""
-    chained = link.profile is not None and link.inventory is not None and link.inventory.forwards
-    # Links share equal profiles; an engine of another dtype or layout is in another chain.
-    return Target(link.client, kind=id(link.profile) if chained else None)
 
 
 def unload_request(

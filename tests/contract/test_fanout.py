@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from fanout_rig import CountedSource, pool
+from fanout_rig import CHUNK, CountedSource, pool
 from lorafleet.errors import EngineUnreachable, LorafleetError
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_operator.transfer.fanout import spread
+from lorafleet_operator.transfer.fanout import fill, spread
 from lorafleet_operator.transfer.streaming import Limits
 from sidecar_rig import until
 from staging_builders import source_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from staging_builders import SourceAdapter
 
 LIMITS = Limits(window_chunks=4, stall_seconds=10, commit_seconds=30)
 ADAPTER = source_adapter(rank=64)
@@ -82,3 +84,77 @@ async def test_a_head_that_is_killed_costs_only_what_it_had_not_passed_on(volume
         assert len({revision_of(result).digest for result in results.values()}) == 1
         assert set(engines.taken().values()) == {len(ADAPTER.data)}, "what arrived counts"
         assert COUNT <= len(source.reads) <= COUNT + 2 * ahead
+
+
+def order(digest: str, adapter: SourceAdapter = ADAPTER, **changes: Any) -> pb.SendAdapterRequest:
+    return pb.SendAdapterRequest(
+        digest=digest,
+        adapter=adapter.name,
+        fingerprint=adapter.fingerprint,
+        chunk_bytes=CHUNK,
+        **changes,
+    )
+
+
+async def test_new_engines_are_filled_from_a_neighbour_without_a_byte_of_the_source(
+    volume: Path,
+) -> None:
+    """Also of a source that was rewritten: its notes and its identity come along."""
+    adapter = source_adapter(rank=64, dtype="F32")
+    source = CountedSource(adapter)
+    async with pool(volume, 4) as engines:
+        first, *others = engines.targets
+        staged = await spread(source.payload(), {first: engines.targets[first]}, LIMITS)
+        digest = revision_of(staged[first]).digest
+        sent: list[int] = []
+        rest = {uid: engines.targets[uid] for uid in others}
+        filled = await fill(order(digest, adapter), engines.targets[first].client, rest, 30)
+        assert {revision_of(result).digest for result in filled.values()} == {digest}
+        assert sorted(filled) == others
+        image = revision_of(staged[first])
+        for uid in others:
+            [revision] = engines.sidecars[uid].store.revisions()
+            assert (revision.size_bytes, revision.notes) == (image.size_bytes, tuple(image.notes))
+        again = await spread(source.payload(), engines.targets, LIMITS, sent.append)
+        assert {revision_of(result).digest for result in again.values()} == {digest}
+        assert (len(source.reads), sent) == (len(adapter.cuts()), []), "the source is known there"
+        assert engines.sidecars[first].store.drop(digest), "nothing keeps it any more"
+
+
+async def test_what_is_being_sent_to_a_neighbour_is_not_evicted(volume: Path) -> None:
+    async with pool(volume, 1) as engines:
+        [uid] = engines.targets
+        staged = await spread(CountedSource(ADAPTER).payload(), engines.targets, LIMITS)
+        digest, store = revision_of(staged[uid]).digest, engines.sidecars[uid].store
+        with store.lent(digest), store.lent(digest):
+            assert not store.drop(digest)
+        assert store.drop(digest)
+
+
+async def test_a_neighbour_that_dies_while_it_fills_others_leaves_them_what_it_sent(
+    volume: Path,
+) -> None:
+    async with pool(volume, 3, dies=(0, f"forward.chunk:{COUNT // 2}")) as engines:
+        donor = {"pod-0": engines.targets.pop("pod-0")}
+        source = CountedSource(ADAPTER)
+        staged = await spread(source.payload(), donor, LIMITS)
+        digest = revision_of(staged["pod-0"]).digest
+        broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 30)
+        assert all(isinstance(error, EngineUnreachable) for error in broken.values())
+        results = await spread(source.payload(), engines.targets, LIMITS)
+        assert {revision_of(result).digest for result in results.values()} == {digest}
+
+
+async def test_a_revision_that_is_not_there_or_for_another_pod_is_refused(volume: Path) -> None:
+    async with pool(volume, 2) as engines:
+        target = {"pod-1": engines.targets["pod-1"]}
+        donor = engines.targets["pod-0"].client
+        lost = await fill(order("sha256:0"), donor, target, 30)
+        assert str(lost["pod-1"]).endswith("sha256:0 is not staged in this pod")
+        staged = await spread(
+            CountedSource(ADAPTER).payload(), {"pod-0": engines.targets["pod-0"]}, LIMITS
+        )
+        digest = revision_of(staged["pod-0"]).digest
+        stranger = await fill(order(digest), donor, {"pod-9": target["pod-1"]}, 30)
+        assert "this sidecar is pod uid pod-1, the transfer is for pod-9" in str(stranger["pod-9"])
+        assert engines.sidecars["pod-1"].store.revisions() == []

@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lorafleet_operator import metrics
 from lorafleet_operator.api.v1alpha1 import DropUnmatched
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
@@ -346,3 +347,29 @@ async def test_an_artifact_is_served_by_its_digest_and_a_wrong_blob_never(
         sql = await op.apply(sql)
         assert ready(sql)[0] == "True"
         assert await a.answer("team-a/sql") == sql.status.digest[7:19]
+
+
+async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1") as b,
+        Rig(volume / "c", pod_uid="u2") as c,
+        operator(tmp_path, a, b, c) as op,
+    ):
+        await b.stop_sidecar()
+        sql = await op.apply(op.adapter("sql"))
+        link = op.fleet.links.get("u1")
+        assert link is not None
+        read = metrics.SOURCE_READ_BYTES.labels("volume")._value.get()
+        sent = metrics.TRANSFER_BYTES._value.get()
+        b._settings["listen"] = f"127.0.0.1:{link.endpoint.port}"
+        await b.start_sidecar()
+        await until(lambda: link.in_contact and link.profile is not None)
+        sql = await op.apply(sql)
+        assert ready(sql)[:2] == ("True", "Ready")
+        assert b.engine.loads == [("team-a/sql", sql.status.digest)]
+        assert metrics.SOURCE_READ_BYTES.labels("volume")._value.get() == read
+        assert metrics.TRANSFER_BYTES._value.get() == sent
+        assert a.sidecar._transfer.forwarded_bytes + c.sidecar._transfer.forwarded_bytes > 0

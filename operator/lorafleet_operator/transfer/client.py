@@ -129,6 +129,13 @@ class SidecarClient:
         with self._translated():
             await self._stub.UnloadAdapter(request, timeout=seconds)
 
+    async def send(self, request: pb.SendAdapterRequest, seconds: float) -> pb.ForwardReport:
+        """Make the sidecar fill neighbours with a revision that is staged there."""
+        with self._translated():
+            answer = await self._stub.SendAdapter(request, timeout=seconds)
+        report: pb.ForwardReport = answer.report
+        return report
+
     def stage(self) -> ByteStream:
         """Open a StageAdapter stream."""
         method = self._channel.stream_stream(

@@ -11,15 +11,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lorafleet.errors import EngineUnreachable, StagingBusy, TransferInterrupted
+from lorafleet.errors import (
+    EngineUnreachable,
+    LorafleetError,
+    StagingBusy,
+    TransferInterrupted,
+)
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_operator.transfer.streaming import stage
+from lorafleet_operator.transfer.streaming import outcome_of, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping
-
-    from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.streaming import Limits, Payload
@@ -59,7 +62,7 @@ async def spread(
             limits,
             on_sent,
             behind={
-                chain[0]: [_neighbour(uid, targets[uid]) for uid in chain[1:]] for chain in chains
+                chain[0]: [neighbour(uid, targets[uid]) for uid in chain[1:]] for chain in chains
             },
         )
         heads = {chain[0] for chain in chains}
@@ -80,6 +83,24 @@ async def spread(
             elif isinstance(result, EngineUnreachable):
                 alone.add(uid)  # a neighbour could not reach it: perhaps we can
     return results
+
+
+async def fill(
+    request: pb.SendAdapterRequest,
+    donor: SidecarClient,
+    targets: Mapping[str, Target],
+    seconds: float,
+) -> dict[str, pb.StagedRevision | LorafleetError]:
+    """Fill `targets` from the arena of `donor`; return what is known of them, by pod UID.
+
+    No byte of the source is read, and none is sent from here. `request` names no neighbours yet.
+    """
+    request.to.extend(neighbour(uid, target) for uid, target in targets.items())
+    try:
+        report = await donor.send(request, seconds)
+    except LorafleetError as error:
+        return dict.fromkeys(targets, error)
+    return {each.pod_uid: outcome_of(each) for each in report.outcomes}
 
 
 def form_chains(
@@ -108,5 +129,6 @@ def _is_final(result: pb.StagedRevision | LorafleetError | None) -> bool:
     )
 
 
-def _neighbour(uid: str, target: Target) -> pb.Neighbour:
+def neighbour(uid: str, target: Target) -> pb.Neighbour:
+    """Return how other sidecars name and reach the target."""
     return pb.Neighbour(pod_uid=uid, host=target.client.host, port=target.client.port)

@@ -147,7 +147,8 @@ async def _message(payload: Payload, index: int) -> bytes:
     return encode_chunk(offset, google_crc32c.value(data), data)
 
 
-def _outcome(reported: pb.ForwardOutcome) -> pb.StagedRevision | LorafleetError:
+def outcome_of(reported: pb.ForwardOutcome) -> pb.StagedRevision | LorafleetError:
+    """Return what a neighbour committed, or the error that it was reported with."""
     if reported.HasField("committed"):
         return reported.committed
     return from_reason(reported.reason, reported.message)
@@ -235,7 +236,7 @@ class _Lane:
                 )
                 if answer.WhichOneof("message") == "forwarded":
                     self.followers = {
-                        each.pod_uid: _outcome(each) for each in answer.forwarded.outcomes
+                        each.pod_uid: outcome_of(each) for each in answer.forwarded.outcomes
                     }
                     answer = await self._timed(self._control.read(), "commit")
                 self._outcome = answer.committed
