@@ -203,7 +203,11 @@ def test_engines_and_credentials_that_are_not_set_up_are_told_apart(chain: Chain
         assert_refused(chain, f"s3-{secret}", "AccessDenied", text)
     for name, (_, text) in ENGINES.items():
         assert_refused(chain, f"on-{name}", "NoMatchingEngines", text)
-        assert chain.condition(name, "EnginesReady", "enginepools") == ("False", "EngineRefused")
+        eventually(
+            lambda pool=name: (
+                chain.condition(pool, "EnginesReady", "enginepools") == ("False", "EngineRefused")
+            )
+        )
         assert chain.loads(name) == 0
     assert_refused(chain, "on-empty", "NoMatchingEngines", "the pool has no engines")
     eventually(lambda: chain.condition("s3-right", "Ready") == ("True", "Ready"))

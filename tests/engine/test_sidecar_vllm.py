@@ -110,7 +110,7 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
         base, first = await answer(rig, BASE), await answer(rig, "team-a/sql")
         assert base != first
 
-        running = [asyncio.create_task(answer(rig, "team-a/sql", 400)) for _ in range(4)]
+        running = [asyncio.create_task(answer(rig, "team-a/sql", 400)) for _ in range(12)]
         await until(rig, lambda i: any(a.in_flight for a in i.loaded))
         switched = await rig.load(two.digest)
         assert switched.lora_int_id > loaded.lora_int_id
