@@ -26,6 +26,7 @@ class Decoding:
         self._others = 0
         self.first_tokens: dict[str, float] = {}  # of other requests: seconds from their arrival
         self._arrivals: dict[str, float] = {}
+        self._open: set[str] = set()  # other requests that are not finished
 
     def __enter__(self) -> Decoding:
         for name in self._ids:
@@ -54,6 +55,7 @@ class Decoding:
         self._others += 1
         name = f"other-{self._others}"
         self._arrivals[name] = time.perf_counter()
+        self._open.add(name)
         self._add(name, tokens, lora_request)
         return name
 
@@ -77,10 +79,17 @@ class Decoding:
                 act(len(found))
         return found
 
+    def settle(self) -> None:
+        """Step until no other request is left: unloading an adapter under one would reload it."""
+        while self._open:
+            self._take(self._engine.step(), time.perf_counter())
+
     def _take(self, outputs: list[Any], now: float) -> bool:
         """Note first tokens of others; returns whether ours got one."""
         got = False
         for output in outputs:
+            if output.finished:
+                self._open.discard(output.request_id)
             if not output.outputs or not output.outputs[0].token_ids:
                 continue
             name = output.request_id

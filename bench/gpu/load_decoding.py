@@ -79,6 +79,7 @@ def while_others_decode(bench: Bench) -> None:
         pushing = Asking(decoding, [second, first])
         rebuilds = bench.probe.residency.stats.rebuilds
         answered, rebuilt = alternate(decoding, resident, pushing)
+        decoding.settle()
         bench.record.put(
             rebuilds_while_others_decode=bench.probe.residency.stats.rebuilds - rebuilds,
             first_token_from_slot_s=resident.first_token_seconds(),
@@ -98,6 +99,7 @@ def while_others_decode(bench: Bench) -> None:
         device = bench.ours(DEVICE, "device")
         loads = decoding.run(EVERY - 1, Churn(bench, device))  # and it stays
         again = decoding.run(4 * EVERY, Asking(decoding, [device, second]))
+        decoding.settle()
         for request in (device, second):
             bench.engine.remove_lora(request.lora_int_id)
         bench.record.put(
