@@ -25,10 +25,14 @@ class Authority:
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.certificate = _pem(own.sign(self._key, hashes.SHA256()))
 
-    def issue(self, name: str) -> tuple[bytes, bytes]:
-        """Return (key, certificate) as PEM."""
+    def issue(self, name: str, *also: str) -> tuple[bytes, bytes]:
+        """Return (key, certificate) as PEM; `also` holds further DNS names."""
         key = ec.generate_private_key(ec.SECP256R1())
-        addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+        addresses: list[x509.GeneralName] = [
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.DNSName("localhost"),
+        ]
+        addresses += [x509.DNSName(each) for each in also]
         builder = self._builder(_name(name), key.public_key())
         builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
         pem = key.private_bytes(
@@ -38,10 +42,10 @@ class Authority:
         )
         return pem, _pem(builder.sign(self._key, hashes.SHA256()))
 
-    def write(self, folder: Path, name: str) -> None:
+    def write(self, folder: Path, name: str, *also: str) -> None:
         """Write tls.key, tls.crt and ca.crt, as a TLS Secret has them."""
         folder.mkdir(exist_ok=True)
-        key, certificate = self.issue(name)
+        key, certificate = self.issue(name, *also)
         (folder / "tls.key").write_bytes(key)
         (folder / "tls.crt").write_bytes(certificate)
         (folder / "ca.crt").write_bytes(self.certificate)

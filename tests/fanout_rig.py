@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lorafleet_operator.transfer.client import SidecarClient
+from lorafleet_operator.transfer.client import SidecarClient, Tls
 from lorafleet_operator.transfer.fanout import Target
 from lorafleet_operator.transfer.streaming import Payload
 from lorafleet_sidecar.staging_dir import StagingDirectory
@@ -83,11 +83,17 @@ class Pool:
 
 @asynccontextmanager
 async def pool(
-    volume: Path, engines: int, dies: tuple[int, str] = (-1, ""), **settings: Any
+    volume: Path,
+    engines: int,
+    dies: tuple[int, str] = (-1, ""),
+    tls: Tls | None = None,
+    own: dict[str, dict[str, Any]] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Pool]:
     """Serve `engines` sidecars until the block ends.
 
-    `dies` is the number of one that is a process of its own, and the step at which it kills itself.
+    `dies` is the number of one that is a process of its own, and the step at which it kills itself;
+    `own` are settings of some of them, by pod UID; `tls` is what the operator connects with.
     """
     made = Pool()
     async with AsyncExitStack() as stack:
@@ -101,11 +107,11 @@ async def pool(
                 stack.push_async_callback(client.close)
                 made.targets[uid] = Target(client, kind="one profile")
                 continue
-            each = TransferSettings(pod_uid=uid, **settings)
+            each = TransferSettings(pod_uid=uid, **(settings | (own or {}).get(uid, {})))
             made.sidecars[uid] = await stack.enter_async_context(
                 serving(volume / uid, settings=each)
             )
-            client = SidecarClient("127.0.0.1", made.sidecars[uid].port)
+            client = SidecarClient("127.0.0.1", made.sidecars[uid].port, tls)
             stack.push_async_callback(client.close)
             made.targets[uid] = Target(client, kind="one profile")
         yield made

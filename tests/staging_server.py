@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 from lorafleet_sidecar.store import RevisionStore
+from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
     MESSAGE_OPTIONS,
     TransferService,
@@ -53,7 +54,10 @@ async def serving(
     store.set_holds(())
     server = grpc.aio.server(options=MESSAGE_OPTIONS)
     service = await add_transfer_service(server, store, profile, settings)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if settings is not None and settings.tls_dir is not None:
+        port = server.add_secure_port("127.0.0.1:0", mutual_tls(settings.tls_dir))
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     options = (("grpc.max_send_message_length", 64 << 20),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:

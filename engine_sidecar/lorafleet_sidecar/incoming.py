@@ -23,6 +23,8 @@ class Incoming:
         self._context = context
         self._stall_seconds = stall_seconds
         self._read: asyncio.Task[bytes] | None = None
+        self._heard_at = asyncio.get_running_loop().time()
+        self._hung_up = False
 
     async def next(self, progress: Callable[[], int] = lambda: 0) -> bytes:
         """Return the next message; raises TransferInterrupted at the end of the stream."""
@@ -49,6 +51,9 @@ class Incoming:
                     f"nothing arrived for {self._stall_seconds:g} s; send the manifest again to resume"
                 )
             seen = now
+        if self._hung_up:
+            raise TransferInterrupted("another stream has taken over from this silent one")
+        self._heard_at = asyncio.get_running_loop().time()
         try:
             raw = self._read.result()
         except grpc.aio.BaseError as error:
@@ -58,6 +63,15 @@ class Incoming:
             return None
         self._read = self._start()
         return raw
+
+    def silent_for(self) -> float:
+        """Return the seconds since the last message was taken."""
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    def hang_up(self) -> None:
+        """Make the reader give up: its sender is out of reach, and another is here."""
+        self._hung_up = True
+        self.close()
 
     def close(self) -> None:
         """Give up reading ahead."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from lorafleet import frames
-from lorafleet.errors import EngineUnreachable, LorafleetError, TransferInterrupted, from_reason
+from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.grpc_errors import REASON_KEY
@@ -45,18 +45,29 @@ class Dialer:
         """Whether neighbours can be told from strangers (without TLS nobody can be)."""
         return self.tls_dir is None or bool(self.peer_name)
 
-    def channel(self, neighbour: pb.Neighbour) -> grpc.aio.Channel:
-        """Return a channel with the certificates as they are now. Raises OSError."""
+    def channel(self, neighbour: pb.Neighbour, silence_seconds: float) -> grpc.aio.Channel:
+        """Return a channel with the certificates as they are now. Raises OSError.
+
+        A process that does not even answer pings for the given time counts as gone: it may be in
+        its commit, when nothing else is heard of it.
+        """
         host = neighbour.host
         target = f"[{host}]:{neighbour.port}" if ":" in host else f"{host}:{neighbour.port}"
+        pings = int(silence_seconds * 1000)
+        options: tuple[tuple[str, int | str], ...] = (
+            *_OPTIONS,
+            ("grpc.keepalive_time_ms", pings),
+            ("grpc.keepalive_timeout_ms", pings),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
         if self.tls_dir is None:
-            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+            return grpc.aio.insecure_channel(target, options=options)
         names = ("ca.crt", "tls.key", "tls.crt")
         credentials = grpc.ssl_channel_credentials(
             *((self.tls_dir / n).read_bytes() for n in names)
         )
         override = (("grpc.ssl_target_name_override", self.peer_name),)
-        return grpc.aio.secure_channel(target, credentials, options=_OPTIONS + override)
+        return grpc.aio.secure_channel(target, credentials, options=options + override)
 
 
 class NeighbourCall:
@@ -67,7 +78,7 @@ class NeighbourCall:
         self._name = f"sidecar at {neighbour.host}:{neighbour.port}"
         self._stall_seconds = stall_seconds
         try:
-            self._channel = dialer.channel(neighbour)
+            self._channel = dialer.channel(neighbour, stall_seconds)
         except OSError as error:
             raise EngineUnreachable(f"{self._name}: no certificates: {error}") from None
         method: Any = self._channel.stream_stream(
@@ -127,7 +138,7 @@ class NeighbourCall:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            raise TransferInterrupted(f"{self._name} did not {what} within {seconds:g} s") from None
+            raise EngineUnreachable(f"{self._name} did not {what} within {seconds:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(
                 error.code(), error.details(), error.trailing_metadata()

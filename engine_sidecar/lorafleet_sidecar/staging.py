@@ -29,25 +29,33 @@ if TYPE_CHECKING:
     from lorafleet.frames import ChunkFrame
     from lorafleet.profile import EngineProfile
 
+    from lorafleet_sidecar.incoming import Incoming
     from lorafleet_sidecar.store import RevisionStore, StagedRevisionInfo
 
 
 class Stagings:
     """All transfers of one store; belongs to the event loop's thread.
 
-    `ttl_seconds` is how long a broken transfer keeps its reservation for a resume.
+    `ttl_seconds` is how long a broken transfer keeps its reservation for a resume;
+    `patience_seconds` is how long a neighbour's stream may be silent when another asks for its place.
     """
 
     def __init__(
-        self, store: RevisionStore, *, ttl_seconds: float = 900.0, pod_uid: str = ""
+        self,
+        store: RevisionStore,
+        *,
+        ttl_seconds: float = 900.0,
+        pod_uid: str = "",
+        patience_seconds: float = 5.0,
     ) -> None:
         self.store = store
         self._pod_uid = pod_uid
+        self._patience = patience_seconds
         self.threads = ThreadPoolExecutor(32, thread_name_prefix="staging")
         self.hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
         self.received_bytes = 0  # payload by all streams and receivers since the start
         self._ttl = ttl_seconds
-        self._active: set[str] = set()  # fingerprints
+        self._active: dict[str, Incoming | None] = {}  # by fingerprint: the stream that stages it
         self._expiry: dict[str, asyncio.TimerHandle] = {}  # by staging id
         self._ending: set[asyncio.Task[None]] = set()
         for entry in store.stagings():
@@ -63,7 +71,7 @@ class Stagings:
         self.hashing.shutdown()
 
     async def begin(
-        self, raw_manifest: bytes, profile: EngineProfile
+        self, raw_manifest: bytes, profile: EngineProfile, stream: Incoming | None = None
     ) -> StagedRevisionInfo | ActiveStaging:
         """Return the revision if its content is here, else a staging that awaits its `open`.
 
@@ -80,6 +88,7 @@ class Stagings:
                 f"{self._pod_uid or '(none)'}, the transfer is for {plan.manifest.pod_uid}"
             )
         if fingerprint in self._active:
+            self._hang_up(self._active[fingerprint])
             raise StagingBusy(
                 f"adapter {plan.manifest.adapter}: another stream is staging {fingerprint}"
             )
@@ -87,18 +96,24 @@ class Stagings:
         if present is not None:
             check_digest(plan, present.digest)
             return present
-        self._active.add(fingerprint)
+        # Of a neighbour's stream all chunks come here; one of the operator may wait for stripes.
+        self._active[fingerprint] = stream if plan.manifest.pod_uid else None
         try:
             # No await from here on: a cancelled call must not leave a reservation behind.
             entry = self._resumable(plan) or self._reserve(plan, profile)
             staging = self._activate(entry, plan)
         except BaseException:
-            self._active.discard(fingerprint)
+            del self._active[fingerprint]
             raise
         timer = self._expiry.pop(entry.staging_id, None)
         if timer is not None:
             timer.cancel()
         return staging
+
+    def _hang_up(self, stream: Incoming | None) -> None:
+        """End a neighbour's silent stream: the chain goes on without that neighbour."""
+        if stream is not None and stream.silent_for() > self._patience:
+            stream.hang_up()
 
     def expire_later(self, entry: StagingEntry) -> None:
         """Free the reservation of `entry` unless it is resumed in time."""
@@ -107,7 +122,7 @@ class Stagings:
 
     def ended(self, entry: StagingEntry) -> None:
         """Let another stream stage the fingerprint of `entry`."""
-        self._active.discard(entry.fingerprint)
+        self._active.pop(entry.fingerprint, None)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start work that `close` waits for."""

@@ -50,7 +50,11 @@ class TransferService:
         settings: TransferSettings,
     ) -> None:
         self.stagings = Stagings(
-            store, ttl_seconds=settings.resume_seconds, pod_uid=settings.pod_uid
+            store,
+            ttl_seconds=settings.resume_seconds,
+            pod_uid=settings.pod_uid,
+            # Whoever gave up on the silent one has waited about twice as long for it.
+            patience_seconds=settings.forward_seconds / 2,
         )
         self._passed_bytes = 0  # in transfers that came by
         self.receivers = ReceiverPool(store.volume, settings)
@@ -117,7 +121,7 @@ class TransferService:
         first = decode_stage_request(await incoming.next())
         if not isinstance(first, ManifestFrame):
             raise TransferInterrupted("the first message of a transfer must be its manifest")
-        outcome = await self.stagings.begin(first.raw, self._profile_source())
+        outcome = await self.stagings.begin(first.raw, self._profile_source(), incoming)
         if not isinstance(outcome, ActiveStaging):
             await context.write(_committed(outcome))
             return

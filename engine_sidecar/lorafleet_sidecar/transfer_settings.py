@@ -13,8 +13,10 @@ SERVICE = "lorafleet.v1alpha1.SidecarService"
 MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 17 << 20),
     ("grpc.max_send_message_length", 17 << 20),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
 )
-"""Pass as `options` to `grpc.aio.server`: the largest chunk is 16 MiB."""
+"""Pass as `options` to `grpc.aio.server`: the largest chunk is 16 MiB, and neighbours ask now and
+then whether a sidecar that verifies is still alive."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,3 +159,23 @@ async def test_a_revision_that_is_not_there_or_for_another_pod_is_refused(volume
         stranger = await fill(order(digest), donor, {"pod-9": target["pod-1"]}, 30)
         assert "this sidecar is pod uid pod-1, the transfer is for pod-9" in str(stranger["pod-9"])
         assert engines.sidecars["pod-1"].store.revisions() == []
+
+
+async def test_a_frozen_sidecar_is_left_out_and_those_behind_it_are_served(volume: Path) -> None:
+    """Its connections stay open; the one behind it ends the silent stream for the next."""
+
+    async def freeze(read: int) -> None:
+        if read == COUNT // 2:
+            await until(lambda: engines.arrived("pod-3") > 0)
+            assert engines.mortal is not None
+            engines.mortal.send_signal(signal.SIGSTOP)
+
+    source = CountedSource(ADAPTER, freeze)
+    async with pool(volume, 4, dies=(1, "never"), forward_seconds=0.5) as engines:
+        results = await spread(source.payload(), engines.targets, LIMITS)
+        frozen = results.pop("pod-1")
+        assert isinstance(frozen, EngineUnreachable)
+        assert len({revision_of(result).digest for result in results.values()}) == 1
+        assert set(engines.taken().values()) == {len(ADAPTER.data)}
+        assert engines.mortal is not None
+        engines.mortal.kill()

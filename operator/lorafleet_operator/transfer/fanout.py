@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import (
-    EngineUnreachable,
     LorafleetError,
     StagingBusy,
     TransferInterrupted,
@@ -22,7 +21,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.streaming import outcome_of, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.streaming import Limits, Payload
@@ -52,10 +51,9 @@ async def spread(
     `payload.read` raises.
     """
     results: dict[str, pb.StagedRevision | LorafleetError] = {}
-    alone: set[str] = set()
     patience = _BUSY_TRIES
     while left := [uid for uid in targets if uid not in results]:
-        chains = form_chains({uid: targets[uid] for uid in left}, payload, limits, alone)
+        chains = form_chains({uid: targets[uid] for uid in left}, payload, limits)
         found = await stage(
             payload,
             {chain[0]: targets[chain[0]].client for chain in chains},
@@ -80,8 +78,6 @@ async def spread(
                 results[uid] = result or TransferInterrupted(
                     f"adapter {payload.manifest.adapter}: the chain to this engine broke"
                 )
-            elif isinstance(result, EngineUnreachable):
-                alone.add(uid)  # a neighbour could not reach it: perhaps we can
     return results
 
 
@@ -103,9 +99,7 @@ async def fill(
     return {each.pod_uid: outcome_of(each) for each in report.outcomes}
 
 
-def form_chains(
-    targets: Mapping[str, Target], payload: Payload, limits: Limits, alone: Collection[str] = ()
-) -> list[list[str]]:
+def form_chains(targets: Mapping[str, Target], payload: Payload, limits: Limits) -> list[list[str]]:
     """Return the chains, each with its head first. Pure.
 
     An adapter of a single chunk goes to each engine directly: on a chain it would only wait.
@@ -113,7 +107,7 @@ def form_chains(
     kinds: dict[Hashable, list[str]] = {}
     chains: list[list[str]] = []
     for uid, target in targets.items():
-        if target.kind is None or uid in alone or len(payload.plan) < 2:
+        if target.kind is None or len(payload.plan) < 2:
             chains.append([uid])
         else:
             kinds.setdefault(target.kind, []).append(uid)
@@ -124,9 +118,11 @@ def form_chains(
 
 
 def _is_final(result: pb.StagedRevision | LorafleetError | None) -> bool:
-    return result is not None and not isinstance(
-        result, TransferInterrupted | StagingBusy | EngineUnreachable
-    )
+    """Whether it is the engine's own: not what a broken chain left without some chunks.
+
+    One that its neighbour cannot reach is sent to directly in the next pass, all others first.
+    """
+    return result is not None and not isinstance(result, TransferInterrupted | StagingBusy)
 
 
 def neighbour(uid: str, target: Target) -> pb.Neighbour:
