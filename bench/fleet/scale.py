@@ -11,7 +11,7 @@ warm     adapters applied one after the other on the quiet fleet: apply to Ready
 churn    1 % of the adapters a minute: half of them new revisions, a quarter new, a quarter deleted
 loss     a tenth of the engines and their pods go at once
 restart  the operator is killed and started: until it has looked at everything
-idle     nothing happens
+idle     nothing happens, but each source is looked at once a minute
 `--save` adds the run to bench/fleet/results/scale.json.
 """
 
@@ -43,6 +43,8 @@ from simulated_engine import EXTENT_BYTES, Behaviour
 from simulated_fleet import SimulatedFleet
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
+IDLE_SECONDS = 62
+"""A little more than the default between two looks at a source."""
 ROOM = 1.6
 """Arena and adapters: how many times what each engine gets on average fits."""
 
@@ -187,9 +189,9 @@ async def measure(
             await fleet.settled(limit, poll=0.5)
             await meter.end("restart", 0)
         if "idle" in phases:
-            await asyncio.sleep(5)
+            await asyncio.sleep(2)
             await meter.begin()
-            await asyncio.sleep(20)
+            await asyncio.sleep(IDLE_SECONDS)
             await meter.end("idle", 0)
         watching.cancel()
     books = fleet.books

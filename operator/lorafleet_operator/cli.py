@@ -57,7 +57,7 @@ def _run() -> int:
     reuse_large_buffers()
     # What thousands of adapters leave in memory stays there: walking over it again and again to
     # find cycles took a tenth of the time after a start.
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 10, 10)
     crashpoint.arm(settings.crash_at)
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

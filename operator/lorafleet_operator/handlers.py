@@ -25,6 +25,7 @@ from lorafleet_operator import loops, passes
 from lorafleet_operator.api import names
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.lean import LeanResponse, drop_authorship
 from lorafleet_operator.cluster.reads import EnginePod, engine_pod
 from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.probes import Probes
@@ -61,6 +62,7 @@ async def log_in(**given: Any) -> kopf.AiohttpSession | None:
         aiohttp_session=aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
             headers=info.as_http_headers(),
+            response_class=LeanResponse,
             middlewares=(_few_at_a_time(asyncio.Semaphore(_REQUESTS)),),
             proxy=info.proxy_url,
             trust_env=info.trust_env,
@@ -120,37 +122,41 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
     await memo.fleet.close()
 
 
+# Index handlers are coroutines though they wait for nothing: the framework runs others in threads.
+
+
 @kopf.index(*PODS)
-def engine_pods(body: kopf.Body, **_: Any) -> dict[str, EnginePod]:
+async def engine_pods(body: kopf.Body, **_: Any) -> dict[str, EnginePod]:
     """Index pods by namespace."""
     pod = engine_pod(body)
     return {pod.namespace: pod}
 
 
 @kopf.index(*POOLS)
-def pools(body: kopf.Body, **_: Any) -> dict[str, EnginePool]:
+async def pools(body: kopf.Body, **_: Any) -> dict[str, EnginePool]:
     """Index pools by namespace."""
     pool = EnginePool.model_validate(dict(body))
     return {pool.metadata.namespace: pool}
 
 
 @kopf.index(*ADAPTERS)
-def adapters(body: kopf.Body, **_: Any) -> dict[str, KnownAdapter]:
-    """Index adapters by their pool."""
-    adapter = LoRAAdapter.model_validate(dict(body))
+async def adapters(body: kopf.Body, **_: Any) -> dict[str, KnownAdapter]:
+    """Index adapters by their pool, without what only their own pass reads."""
+    status = {key: value for key, value in body.status.items() if key != "conditions"}
+    adapter = LoRAAdapter.model_validate({**body, "status": status})
     pool = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
     return {pool: KnownAdapter(adapter, body["metadata"]["creationTimestamp"])}
 
 
 @kopf.index(*ADAPTERS)
-def existing(body: kopf.Body, **_: Any) -> dict[str, str]:
+async def existing(body: kopf.Body, **_: Any) -> dict[str, str]:
     """Index what exists, readable or not: whatever else an engine serves is an orphan."""
     return {str(body.metadata.namespace): _key(body)}
 
 
 @kopf.index(*ADAPTERS)
 @kopf.index(*POOLS)
-def living(body: kopf.Body, **_: Any) -> dict[str, str]:
+async def living(body: kopf.Body, **_: Any) -> dict[str, str]:
     """Index what exists by UID."""
     return {str(body.metadata.uid): _key(body)}
 
@@ -187,6 +193,7 @@ async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo
     """
     fleet: Fleet = memo.fleet
     fleet.alive()
+    drop_authorship(event["object"])
     if fleet.seen.changed(body):
         fleet.wakeups.wake(_key(body), news=True)
     if event["type"] == "DELETED":

@@ -79,6 +79,11 @@ class Memory:
             return None
         return found
 
+    def knows(self, uid: str, generation: int) -> bool:
+        """Return whether the source was ever looked at under this spec."""
+        found = self._looks.get(uid)
+        return found is not None and found.generation == generation
+
     def failures(self, uid: str, generation: int) -> int:
         """Return how many looks in a row have failed under this spec."""
         found = self._looks.get(uid)

@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
-from lorafleet_operator.api.v1alpha1 import (
-    EnginePool,
-    EnginePoolStatus,
-    LoRAAdapter,
-    LoRAAdapterStatus,
-)
+from lorafleet_operator.api.meta import Condition
+from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
+from lorafleet_operator.resolve import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lorafleet_operator.api.meta import Condition
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
 
@@ -35,12 +31,24 @@ _DELETION_POLL_SECONDS: Final = 2.0
 
 async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     """Reconcile an adapter and write its status; return False if it should be tried again soon."""
+    turn = Turn(fleet.sources)
+    metadata = body["metadata"]
+    try:
+        if not fleet.memory.knows(metadata["uid"], metadata["generation"]):
+            # Its source will be read: thousands that wait for that should hold nothing meanwhile.
+            await turn.take()
+        return await _pass_with(turn, body, fleet)
+    finally:
+        turn.give_back()
+
+
+async def _pass_with(turn: Turn, body: Mapping[str, Any], fleet: Fleet) -> bool:
     adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
     publish = partial(_publish, body, fleet)
     with metrics.RECONCILE_SECONDS.labels(names.ADAPTER_KIND).time():
         created = body["metadata"]["creationTimestamp"]
         try:
-            result = await reconcile(adapter, created, fleet, announce=publish)
+            result = await reconcile(adapter, created, fleet, publish, turn)
         except Exception as error:
             await publish(failed(adapter, error))
             raise
@@ -64,21 +72,22 @@ async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
 
 async def _publish(body: Mapping[str, Any], fleet: Fleet, result: Report) -> None:
     """Write the status, and post Events about what has changed in it."""
-    before = LoRAAdapterStatus.model_validate(fleet.writer.newest(body))
-    await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api())
-    await _tell(names.ADAPTER_KIND, body, fleet, before.conditions, result.status.conditions)
+    before = fleet.writer.newest(body)
+    if await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api()):
+        await _tell(names.ADAPTER_KIND, body, fleet, before, result.status.conditions)
 
 
 async def _tell(
     kind: str,
     body: Mapping[str, Any],
     fleet: Fleet,
-    before: Sequence[Condition],
+    before: Mapping[str, Any],
     now: Sequence[Condition],
 ) -> None:
-    """Post Events about what has changed in an object's conditions."""
+    """Post Events about what has changed in an object's conditions since the status `before`."""
     metadata = body["metadata"]
-    for entry in transitions(before, now):
+    old = [Condition.model_validate(each) for each in before.get("conditions") or ()]
+    for entry in transitions(old, now):
         _LOG.info(
             "%s/%s: %s=%s %s: %s",
             metadata["namespace"],
@@ -100,9 +109,9 @@ async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
     pool = EnginePool.model_validate(fleet.writer.current(body))
     with metrics.RECONCILE_SECONDS.labels(names.POOL_KIND).time():
         status = await reconcile_pool(pool, fleet)
-    before = EnginePoolStatus.model_validate(fleet.writer.newest(body))
-    await fleet.writer.write(names.POOL_KIND, body, status.to_api())
-    await _tell(names.POOL_KIND, body, fleet, before.conditions, status.conditions)
+    before = fleet.writer.newest(body)
+    if await fleet.writer.write(names.POOL_KIND, body, status.to_api()):
+        await _tell(names.POOL_KIND, body, fleet, before, status.conditions)
     return True
 
 

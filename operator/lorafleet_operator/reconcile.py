@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
+    from lorafleet_operator.resolve import Turn
 
 
 async def reconcile(
@@ -30,14 +31,16 @@ async def reconcile(
     created: str,
     fleet: Fleet,
     announce: Callable[[Report], Awaitable[None]],
+    turn: Turn | None = None,
 ) -> Report:
     """Bring the fleet one pass nearer to what `adapter` wants; return what to say about it.
 
-    `announce` is told what there is to say before a long transfer.
+    `announce` is told what there is to say before a long transfer. `turn` is given back when the
+    pass needs the source no more.
     """
     facts = Facts(adapter, created)
     await observe(facts, fleet)  # the pool, its engines, and who else has the adapter
-    async with SourceReader(facts, fleet) as reader:
+    async with SourceReader(facts, fleet, turn) as reader:
         await resolve(facts, reader, fleet)  # which content the source holds
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should

@@ -35,14 +35,33 @@ ARENA_ALIGNMENT = 2 << 20
 """Extents of the arena are multiples of this; placement counts what will be taken."""
 
 
+class Turn:
+    """One of the places for passes whose source is open; taken at most once."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._taken = False
+
+    async def take(self) -> None:
+        """Wait for a place, unless this is one."""
+        if not self._taken:
+            self._taken = await self._places.acquire()
+
+    def give_back(self) -> None:
+        """Leave the place to others."""
+        if self._taken:
+            self._taken = False
+            self._places.release()
+
+
 class SourceReader:
     """One pass's access to its adapter's source, opened at most once and closed at its end."""
 
-    def __init__(self, facts: Facts, fleet: Fleet) -> None:
+    def __init__(self, facts: Facts, fleet: Fleet, turn: Turn | None = None) -> None:
         self._facts = facts
         self._fleet = fleet
+        self._turn = turn or Turn(fleet.sources)
         self._source: Source | None = None
-        self._turn = False
         self._content: ResolvedAdapter | None = None
         self.secret: Referenced | None = None
         """The Secret that was read for the source."""
@@ -60,14 +79,14 @@ class SourceReader:
             if self._source is not None:
                 await self._source.aclose()
         finally:
-            if self._turn:
-                self._fleet.sources.release()
+            # The source knows this reader, to count what it reads: a circle that holds the pass.
+            self._source = self._content = None
+            self._turn.give_back()
 
     async def content(self) -> ResolvedAdapter:
         """Return header, config and reads of what the source holds now."""
         if self._content is None:
-            if not self._turn:
-                self._turn = await self._fleet.sources.acquire()
+            await self._turn.take()
             adapter = self._facts.adapter
             spec = adapter.spec.source
             secret = None
