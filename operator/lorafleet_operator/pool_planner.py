@@ -35,6 +35,7 @@ class PoolPlanner:
         """Whether pods or the pool have changed since then."""
         self.profiles: dict[str, EngineProfile] = {}
         """What each of them takes, by its name, as far as it has said so."""
+        self._samples: dict[int, str] | None = None  # one member of each profile, once asked for
         self._spec: EnginePoolSpec | None = None
         self._changed: set[str] = set()
         self._in_grace: set[str] = set()
@@ -57,6 +58,7 @@ class PoolPlanner:
                 self.plan.drop_engine(name)
                 self._in_grace.discard(name)
                 self.profiles.pop(name, None)
+                self._samples = None
             old = self.members if pool.spec == self._spec else {}
             self._changed |= {name for name, pod in members.items() if pod != old.get(name)}
             self.members, self._spec, self.stale = members, pool.spec, False
@@ -68,8 +70,9 @@ class PoolPlanner:
             view = engine_view(self.members[name], links)
             seen = snapshot(view, grace_seconds, pool.spec)
             self.plan.set_engine(seen)
-            if view.profile is not None:
+            if view.profile is not None and view.profile is not self.profiles.get(name):
                 self.profiles[name] = view.profile
+                self._samples = None
             well = view.takes_orders or not seen.healthy
             (self._in_grace.discard if well else self._in_grace.add)(name)
         self._changed = set()
@@ -83,8 +86,9 @@ class PoolPlanner:
         status = adapter.status
         demand = AdapterDemand.from_adapter(adapter)
         concerned = self.plan.concerned(demand, (status.digest, *status.history))
-        samples = {id(profile): name for name, profile in self.profiles.items()}
-        names = {*concerned, *samples.values()} & self.members.keys()
+        if self._samples is None:
+            self._samples = {id(profile): name for name, profile in self.profiles.items()}
+        names = {*concerned, *self._samples.values()} & self.members.keys()
         if refusing:
             names |= {name for name, pod in self.members.items() if pod.uid in refusing}
         return [self.members[name] for name in sorted(names)]
