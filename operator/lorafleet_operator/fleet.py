@@ -19,6 +19,7 @@ from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.transfer.client import Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
+from lorafleet_operator.transfer.pacing import Paces
 from lorafleet_operator.wake import Seen, Wakeups
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Fleet:
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
         )
         self.transfers = asyncio.Semaphore(settings.transfers)
+        self.paces = Paces()
         self.sources = asyncio.Semaphore(settings.sources)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
@@ -82,6 +84,7 @@ class Fleet:
         self._linked = True
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
+        self.paces.forget(living_pools)
         for planner in self._planners.values():
             planner.stale = True
         self._endpoints, self._living = {}, set()

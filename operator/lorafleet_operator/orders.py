@@ -151,9 +151,18 @@ async def _send(
             window_chunks=fleet.settings.window_chunks,
             stall_seconds=fleet.settings.stall_seconds,
             commit_seconds=fleet.settings.load_timeout_seconds,
+            pace=_pace(facts, fleet),
         ),
         on_sent=_sent,
     )
+
+
+def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None:
+    """Return what keeps the transfer within its pool's limits, None without any."""
+    limits = facts.pool.spec.transfer if facts.pool is not None else None
+    if facts.pool is None or limits is None:
+        return None
+    return fleet.paces.of(facts.pool.key, facts.adapter.metadata.namespace, limits)
 
 
 def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:

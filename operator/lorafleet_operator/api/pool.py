@@ -1,7 +1,7 @@
 """EnginePool: which pods are engines, and what the operator sees of them."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -24,6 +24,46 @@ class EngineSelector(ApiModel):
     """Labels that all engine pods carry, with their values."""
 
 
+def _quantity() -> Any:
+    """Return an optional field for a positive quantity of bytes."""
+    return Field(
+        default=None,
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 32,
+            **validations(rules.POSITIVE_QUANTITY),
+        },
+    )
+
+
+class TransferLimits(ApiModel):
+    """How fast the operator sends adapters to the pool's engines; what engines send each other and
+    what they have already is not counted."""
+
+    max_bytes_per_second: str | int | None = _quantity()
+    """Most bytes a second for all adapters of the pool; no limit if left out."""
+    max_bytes_per_second_per_namespace: str | int | None = _quantity()
+    """Most bytes a second for the adapters of one namespace; no limit if left out."""
+
+    @property
+    def pool_rate(self) -> int | None:
+        """Return the pool's bytes a second, None for no limit."""
+        return None if self.max_bytes_per_second is None else to_bytes(self.max_bytes_per_second)
+
+    @property
+    def namespace_rate(self) -> int | None:
+        """Return each namespace's bytes a second, None for no limit."""
+        rate = self.max_bytes_per_second_per_namespace
+        return None if rate is None else to_bytes(rate)
+
+    @field_validator("max_bytes_per_second", "max_bytes_per_second_per_namespace")
+    @classmethod
+    def _is_quantity(cls, rate: str | int | None) -> str | int | None:
+        if rate is not None:
+            to_bytes(rate)
+        return rate
+
+
 class EnginePoolSpec(ApiModel):
     """Which pods are engines, and how to reach and bound them."""
 
@@ -35,17 +75,12 @@ class EnginePoolSpec(ApiModel):
     """Port of the sidecar's gRPC service in each engine pod."""
     engine_container: str = Field(default="vllm", min_length=1, max_length=63, pattern=DNS_LABEL)
     """Name of the container that runs vLLM."""
-    host_memory_budget: str | int | None = Field(
-        default=None,
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "maxLength": 32,
-            **validations(rules.POSITIVE_QUANTITY),
-        },
-    )
+    host_memory_budget: str | int | None = _quantity()
     """Most arena bytes that placement uses on one engine; its whole arena if left out."""
     max_adapters_per_engine: Int32 | None = Field(default=None, ge=1, le=100_000)
     """Most adapters that placement puts on one engine; as many as its arena holds if left out."""
+    transfer: TransferLimits | None = None
+    """Limits on what is sent to the engines; none if left out."""
 
     @field_validator("host_memory_budget")
     @classmethod

@@ -26,6 +26,7 @@ from .pool import (
     EnginePoolStatus,
     EngineSelector,
     PoolEngine,
+    TransferLimits,
 )
 from .source import (
     AdapterSource,
@@ -64,5 +65,6 @@ __all__ = [
     "PoolEngine",
     "S3Source",
     "Tier",
+    "TransferLimits",
     "VolumeSource",
 ]

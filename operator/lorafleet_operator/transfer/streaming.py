@@ -33,6 +33,9 @@ class Limits:
     stall_seconds: float = 60.0
     commit_seconds: float = 330.0
     chain_engines: int = 32
+    """Engines of one chain: each adds what one chunk takes to the time of the last."""
+    pace: Callable[[int], Awaitable[None]] | None = None
+    """Awaited before so many bytes are sent to an engine."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,8 @@ class _Lane:
         """Send until the end mark. An engine that is out still empties its queue: the feeder
         must never wait for it."""
         while (message := await self.queue.get()) is not None:
+            if self.unfinished and self._limits.pace is not None:
+                await self._limits.pace(len(message))
             if self.unfinished:
                 await self._attempt(stream.write(message), "take a chunk")
             if self.unfinished:

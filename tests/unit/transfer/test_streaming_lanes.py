@@ -133,6 +133,23 @@ async def test_the_sources_error_comes_out_as_it_is() -> None:
         assert not engine.committed
 
 
+async def test_the_pace_is_asked_before_every_byte_that_is_sent() -> None:
+    asked: list[int] = []
+    sent: list[int] = []
+
+    async def pace(amount: int) -> None:
+        assert asked == sent
+        asked.append(amount)
+
+    async def read(offset: int, length: int) -> bytes:
+        return DATA[offset : offset + length]
+
+    payload = Payload(pb.AdapterManifest(adapter="team-a/sql"), PLAN, read)
+    await stage(payload, {"0": Engine()}, Limits(pace=pace), sent.append)  # type: ignore[dict-item]
+    assert asked == sent
+    assert len(sent) == CHUNKS
+
+
 ENGINES = st.builds(
     Engine,
     missing=st.lists(st.integers(0, CHUNKS - 1), unique=True).map(sorted),
