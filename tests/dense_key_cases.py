@@ -152,7 +152,8 @@ def _roots() -> dict[str, DenseCase]:
         ),
         "an unknown root": DenseCase(
             renamed(PLAIN, ("model.layers", "thinker.model.layers")),
-            error=f"no LoRA tensors match the engine (first: thinker.{Q0})",
+            error=f"no LoRA tensors match the engine: 4 of 4 modules do not exist in the engine "
+            f"(first: thinker.{Q0})",
         ),
         "a layer too many": DenseCase(
             renamed(PLAIN, ("layers.1.", "layers.2.")),
@@ -164,7 +165,8 @@ def _roots() -> dict[str, DenseCase]:
         ),
         "none of the engine's": DenseCase(
             renamed(PLAIN, ("q_proj", "wq"), ("v_proj", "wv")),
-            error="no LoRA tensors match the engine (first: model.layers.0.self_attn.wq)",
+            error="no LoRA tensors match the engine: 4 of 4 modules do not exist in the engine "
+            "(first: model.layers.0.self_attn.wq)",
         ),
     }
 

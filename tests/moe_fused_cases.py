@@ -172,6 +172,14 @@ def _stacked() -> dict[str, MoeCase]:
             tensors, updates(EXPERTS, one_a, 4.0), normalized="per-expert names (factor repeated)"
         )
 
+    def wrapped(tensors: dict[str, Array]) -> dict[str, Array]:
+        tensors = renamed(tensors, "experts.gate_up_proj", "experts.base_layer")
+        return renamed(tensors, "experts.down_proj", "experts")
+
+    def innermost(tensors: dict[str, Array]) -> dict[str, Array]:
+        return {k: v.transpose(1, 2, 0) if "lora_B" in k else v for k, v in tensors.items()}
+
+    two = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
     a, b = whole["gate_proj"][0][0], {e: both["gate_up_proj"][e][1] for e in range(8)}
     outer = {"gate_up_proj": {e: (a, b[e]) for e in b}}
     outer_tensors = stacked(EXPERTS, outer)
@@ -180,6 +188,28 @@ def _stacked() -> dict[str, MoeCase]:
     return {
         "stacks of gate_up and down": MoeCase(stack, wanted, normalized="per-expert names"),
         "stacks, turned": MoeCase(stacked(EXPERTS, both, turned=True), wanted),
+        "stacks under the names of wrappers": MoeCase(wrapped(stack), wanted, config=two),
+        "stacks under the names of wrappers, the expert innermost": MoeCase(
+            innermost(wrapped(stack)), wanted, normalized="per-expert names", config=two
+        ),
+        "a stack of down under the name of a wrapper": MoeCase(
+            innermost(wrapped(stacked(EXPERTS, {"down_proj": both["down_proj"]}))),
+            updates(EXPERTS, {"down_proj": whole["down_proj"]}, 4.0),
+        ),
+        "a shared outer factor under the names of wrappers": MoeCase(
+            wrapped(outer_tensors | stacked(EXPERTS, {"down_proj": both["down_proj"]})),
+            updates(EXPERTS, {n: {e: (a, whole[n][e][1]) for e in b} for n in GATE_UP}, 4.0)
+            | updates(EXPERTS, {"down_proj": whole["down_proj"]}, 4.0),
+            normalized="per-expert names (factor repeated)",
+        ),
+        "stacks of four experts under the names of wrappers": MoeCase(
+            {key: array[:4] for key, array in wrapped(stack).items()},
+            error=f"{EXPERTS}.base_layer: lora_A has 4 experts, expected 8",
+        ),
+        "stacks of four experts, the expert innermost": MoeCase(
+            innermost({key: array[:4] for key, array in wrapped(stack).items()}),
+            error=f"{EXPERTS}.base_layer: lora_A has 4 experts, expected 8",
+        ),
         "stacks of three projections": MoeCase(stacked(EXPERTS, whole), wanted),
         "stacks of w1, w2, w3": MoeCase(stacked(EXPERTS, ws), wanted),
         "a stack of down only": MoeCase(

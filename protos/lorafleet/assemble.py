@@ -45,6 +45,7 @@ class Assembler:
         self._flat: dict[str, tuple[dict[str, Pair], Place]] = {}
         self._stacks = 0
         self._shared = False
+        self._flat_shared = False
 
     def assemble(self, pairs: Iterable[Pair]) -> Assembly:
         """Return all targets; pairs that the engine has no place for are in `unplaced`.
@@ -109,6 +110,7 @@ class Assembler:
                     f"{shown(pairs['base_layer'].name)} has no {EXPERTS[1:]} pair beside it"
                 )
             flat += flat_pairs(pairs, place.targets, self.config)
+        self._flat_shared = any(item.stored.shared for item in flat)
         turned = is_transposed(flat, self.config) if flat else False
         for item in flat:
             name = f"{item.pair.name.removesuffix('.base_layer')}.{item.parameter}"
@@ -158,7 +160,10 @@ class Assembler:
         lines += roots.described(self.engine.renamed)
         lines += [f"{old} split into {new} ({n} modules)" for (old, new), n in self._split.items()]
         if self._flat:
-            lines.append(f"per-expert names (target_parameters of {len(self._flat)} layers)")
+            repeated = " (factor repeated)" if self._flat_shared else ""
+            lines.append(
+                f"per-expert names{repeated} (target_parameters of {len(self._flat)} layers)"
+            )
         if self._stacks:
             repeated = " (factor repeated)" if self._shared else ""
             lines.append(f"per-expert names{repeated}, from {self._stacks} stacks of experts")

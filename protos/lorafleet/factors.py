@@ -26,6 +26,11 @@ class Window(NamedTuple):
         """Return the `rows` rows from `first` on."""
         return self._replace(start=self.start + first * self.row_stride, rows=rows)
 
+    def turned(self) -> Window:
+        """Return the transpose."""
+        entry, start, rows, cols, row_stride, col_stride = self
+        return Window(entry, start, cols, rows, col_stride, row_stride)
+
 
 def whole(entry: TensorEntry) -> Window:
     """Return the window on all of a two-dimensional tensor."""

@@ -92,12 +92,11 @@ def modules_exist(facts: Facts) -> AdapterRejected | None:
             "the multimodal wrapper "
             f"(set spec.dropUnmatched: tower to drop {2 * len(towers)} tensors)"
         )
-    first = shown(unplaced[0].name)
-    if not facts.assembly.placed:
-        return InvalidAdapter(f"no LoRA tensors match the engine (first: {first})")
+    nothing = "" if facts.assembly.placed else "no LoRA tensors match the engine: "
     total = facts.assembly.placed + len(unplaced)
     return InvalidAdapter(
-        f"{len(unplaced)} of {total} modules do not exist in the engine (first: {first})"
+        f"{nothing}{len(unplaced)} of {total} modules do not exist in the engine "
+        f"(first: {shown(unplaced[0].name)})"
     )
 
 

@@ -2,7 +2,8 @@
 
 `<..>.experts.base_layer` adapts gate_up_proj and `<..>.experts` down_proj; when only one of
 them is adapted its wrapper is called `<..>.experts`. A is [experts*rank, in], the expert
-outermost; B is [out, rank*experts], the expert innermost.
+outermost; B is [out, rank*experts], the expert innermost. `flat_shapes` reads these shapes and
+those of exporters with three dimensions.
 
 PEFT 0.18 read a parameter [experts, out, in] as [experts, in, out]: A then stands on the
 output side, B on the input side, and the pair has to be transposed. Shapes tell which it is;
@@ -16,16 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter
-from lorafleet.factors import Window
 from lorafleet.quoting import shown
-from lorafleet.rewrites.stacked_experts import MAX_UNKNOWN_EXPERTS
+from lorafleet.rewrites.flat_shapes import read_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lorafleet.factors import Pair
+    from lorafleet.factors import Pair, Window
     from lorafleet.peft_config import AdapterConfig
     from lorafleet.profile import LoraModule
+    from lorafleet.rewrites.flat_shapes import Stored
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
@@ -37,26 +38,17 @@ class FlatPair:
     pair: Pair
     parameter: str
     targets: tuple[LoraModule, ...]
-    experts: int
-    rank: int
+    stored: Stored
 
     def experts_of(self, transposed: bool) -> Iterator[tuple[Window, Window]]:
         """Yield A [rank, in] and B [out, rank] of each expert."""
-        a, b, flat = self.pair.a, self.pair.b, self.experts * self.rank
-        a_cols, b_rows = a.shape[1], b.shape[0]
-        for e in range(self.experts):
-            start = e * self.rank * a_cols
-            if transposed:
-                first = Window(b, e, self.rank, b_rows, self.experts, flat)
-                yield first, Window(a, start, a_cols, self.rank, 1, a_cols)
-            else:
-                first = Window(a, start, self.rank, a_cols, a_cols, 1)
-                yield first, Window(b, e, b_rows, self.rank, flat, self.experts)
+        for a, b in self.stored.of_experts():
+            yield (b.turned(), a.turned()) if transposed else (a, b)
 
     def fits(self, transposed: bool) -> bool:
         """Return whether the engine's sizes allow this orientation; unknown ones allow both."""
         wanted_in, wanted_out = self.wanted
-        found = (self.pair.a.shape[1], self.pair.b.shape[0])
+        found = (self.stored.a.cols, self.stored.b.rows)
         return wanted_in == 0 or found == (
             (wanted_out, wanted_in) if transposed else (wanted_in, wanted_out)
         )
@@ -117,7 +109,7 @@ def is_transposed(flat: Sequence[FlatPair], config: AdapterConfig) -> bool:
         wanted_in, wanted_out = bad.wanted
         if wanted_in == 0:
             raise InvalidAdapter(f"{shown(bad.pair.name)}: its sizes and those beside it disagree")
-        size = bad.experts * bad.rank
+        size = bad.stored.experts * bad.stored.a.rows
         raise InvalidAdapter(
             f"{shown(bad.pair.name)}: lora_A has shape {list(bad.pair.a.shape)} and lora_B "
             f"{list(bad.pair.b.shape)}, expected [{size}, {wanted_in}] and [{wanted_out}, {size}]"
@@ -139,25 +131,15 @@ def _flat_pair(role: tuple[Pair, str, tuple[LoraModule, ...]], config: AdapterCo
     pair, parameter, targets = role
     experts_name = pair.name.removesuffix(".base_layer")
     declared = config.rank_for(f"{experts_name}.{parameter}")
-    a, b = pair.a.shape, pair.b.shape
-    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
-        raise InvalidAdapter(
-            f"{shown(pair.name)}: lora_A has shape {list(a)} and lora_B {list(b)}, "
-            "expected [experts*rank, in] and [out, rank*experts]"
-        )
-    experts = targets[0].num_experts or max(a[0] // declared, 1)
-    if a[0] % experts or experts > MAX_UNKNOWN_EXPERTS:
-        raise InvalidAdapter(
-            f"{shown(pair.name)}: lora_A has {a[0]} rows, expected a multiple of {experts} experts"
-        )
-    return FlatPair(pair, parameter, targets, experts, a[0] // experts)
+    stored = read_shapes(pair, targets[0].num_experts, declared)
+    return FlatPair(pair, parameter, targets, stored)
 
 
 def _consistent(flat: Sequence[FlatPair], transposed: bool) -> bool:
     """Return whether gate_up and down of unknown sizes agree in this orientation."""
     sides = {}
     for pair in flat:
-        in_out = (pair.pair.a.shape[1], pair.pair.b.shape[0])
+        in_out = (pair.stored.a.cols, pair.stored.b.rows)
         sides[pair.parameter] = in_out[::-1] if transposed else in_out
     if len(sides) < 2:
         return True

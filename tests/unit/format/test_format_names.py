@@ -127,7 +127,11 @@ def test_a_tower_is_left_out_when_asked_and_counted() -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (TOWER, "no LoRA tensors match the engine (first: model.visual.blocks.0.attn.qkv)"),
+        (
+            TOWER,
+            "no LoRA tensors match the engine: 1 of 1 modules do not exist in the engine "
+            "(first: model.visual.blocks.0.attn.qkv)",
+        ),
         (
             GOOD | TOWER | pair("model.layers.0.self_attn.kv_proj", 4, 256, 256),
             "1 of 3 modules do not exist in the engine (first: model.layers.0.self_attn.kv_proj)",
@@ -221,7 +225,10 @@ def test_what_does_not_belong_in_the_file(extra: dict[str, Any], drop: str, mess
 
 def test_an_adapter_for_nothing_in_the_engine() -> None:
     message = refusal(pair("model.layers.0.self_attn.wq", 4, 256, 256))
-    assert message.startswith("no LoRA tensors match the engine (first: model.layers.0.self_attn")
+    assert message.startswith(
+        "no LoRA tensors match the engine: 1 of 1 modules do not exist in the engine "
+        "(first: model.layers.0.self_attn.wq"
+    )
 
 
 @pytest.mark.parametrize(
