@@ -98,9 +98,9 @@ def _parser() -> argparse.ArgumentParser:
 def _inspect(options: argparse.Namespace) -> int:
     reports = asyncio.run(_examine_all(options))
     if options.output == "json":
-        print(json.dumps(merged_json(reports), indent=1))
+        _tell(json.dumps(merged_json(reports), indent=1))
     else:
-        print(as_text(without_secrets(options.address), reports))
+        _tell(as_text(without_secrets(options.address), reports))
     return 0 if all(report.loads for report in reports.values()) else 1
 
 
@@ -168,8 +168,17 @@ def _profile(options: argparse.Namespace) -> int:
     except UnknownModel as error:
         print(f"lorafleet: {error}", file=sys.stderr)
         return 1
-    print(profile.to_json() if options.output == "json" else profile_text(profile))
+    _tell(profile.to_json() if options.output == "json" else profile_text(profile))
     return 0
+
+
+def _tell(text: str) -> None:
+    """Print; a reader that has seen enough (`| head -1`) changes nothing of the verdict."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The interpreter flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -147,3 +147,15 @@ def test_the_command_itself_writes_nothing_but_the_object(tmp_path: Path) -> Non
     ran = subprocess.run([COMMAND, "inspect", address], cwd=tmp_path, capture_output=True)
     assert (ran.returncode, ran.stderr) == (1, b"")
     assert b"no such \\udcff adapter does not exist" in ran.stdout
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize(("case", "status"), [("d01-plain-bf16", 0), ("d10-rank-over-max", 1)])
+def test_a_reader_that_goes_away_changes_nothing(case: str, status: int, output: str) -> None:
+    """As in `lorafleet inspect .. | head -1`, for pipelines that stop at the first failure."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [COMMAND, "inspect", CASES / case, "--profile", PROFILE, "-o", output]
+    ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ran.returncode, ran.stderr) == (status, b"")
