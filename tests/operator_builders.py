@@ -38,7 +38,7 @@ def adapter(name: str = "sql", status: dict[str, Any] | None = None, **spec: Any
 
 
 def known(name: str, created: str = "2026-01-01T00:00:00Z", **spec: Any) -> KnownAdapter:
-    return KnownAdapter(adapter(name, **spec), created)
+    return KnownAdapter.of(adapter(name, **spec), created)
 
 
 def pool(**spec: Any) -> EnginePool:

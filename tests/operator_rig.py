@@ -51,7 +51,7 @@ class Operator:
         """Make it what the watches have brought."""
         known = [k for k in self.fleet.world.adapters["team-a/pool"] if k.key != made.key]
         created = "2026-01-01T00:00:00Z"
-        self.fleet.world.adapters["team-a/pool"][:] = [*known, KnownAdapter(made, created)]  # type: ignore[index]
+        self.fleet.world.adapters["team-a/pool"][:] = [*known, KnownAdapter.of(made, created)]  # type: ignore[index]
         self.fleet.world.existing["team-a"][:] = [  # type: ignore[index]
             k.key for k in self.fleet.world.adapters["team-a/pool"]
         ]

@@ -42,6 +42,7 @@ from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import DIGEST, FINGERPRINT, adapter, engine, loaded, pool, staged
 
 if TYPE_CHECKING:
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.world import EngineView
 
 COLUMNS = ("first", "observe", "place", "decide", "report")
@@ -106,8 +107,8 @@ class Fleet:
 
 async def measure(engines: int, adapters: int) -> list[float]:
     """Return milliseconds of the first pass, then microseconds of each step of later ones."""
-    fleet, known, views = build(engines, adapters)
-    took = [await one_pass(fleet, known[0])]
+    fleet, made, views = build(engines, adapters)
+    took = [await one_pass(fleet, made[0])]
     for number in range(PASSES):
         view = views[number * 7 % engines]
         name, busy = view.pod.name, pb.Inventory()
@@ -116,15 +117,15 @@ async def measure(engines: int, adapters: int) -> list[float]:
         busy.arena.used_bytes += number
         fleet.links[view.uid].view = replace(view, inventory=busy)
         fleet.pools.engine_changed(name)
-        took.append(await one_pass(fleet, known[number * 13 % adapters]))
+        took.append(await one_pass(fleet, made[number * 13 % adapters]))
     later = [1e6 * sum(column) / PASSES for column in zip(*took[1:], strict=True)]
     return [1e3 * sum(took[0]), *later]
 
 
-async def one_pass(fleet: Fleet, known: KnownAdapter) -> list[float]:
+async def one_pass(fleet: Fleet, resource: LoRAAdapter) -> list[float]:
     """Return the seconds of each step."""
     marks = [time.perf_counter()]
-    facts = Facts(known.resource, known.created)
+    facts = Facts(resource, SOON)
     await observe(facts, fleet)  # type: ignore[arg-type]
     marks.append(time.perf_counter())
     facts.fingerprint = FINGERPRINT
@@ -140,16 +141,16 @@ async def one_pass(fleet: Fleet, known: KnownAdapter) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(marks)]
 
 
-def build(engines: int, adapters: int) -> tuple[Fleet, list[KnownAdapter], list[EngineView]]:
+def build(engines: int, adapters: int) -> tuple[Fleet, list[LoRAAdapter], list[EngineView]]:
     """Return a fleet where every adapter is where it should be."""
-    known, carried = [], defaultdict[int, list[str]](list)
+    adapters_, carried = [], defaultdict[int, list[str]](list)
     spread = {"policy": "Spread", "replicas": 3}
     for number in range(adapters):
         places = [(3 * number + replica) % engines for replica in range(3)]
         there = [{"podName": f"e-{place_}"} for place_ in places]
         status = {"sizeBytes": 2 << 20, "rank": 8, "digest": DIGEST, "engines": there}
         made = adapter(f"a-{number}", status, placement=spread)
-        known.append(KnownAdapter(made, SOON))
+        adapters_.append(made)
         for place_ in places:
             carried[place_].append(made.key)
     arena = pb.ArenaUsage(limit_bytes=1 << 30, largest_free_bytes=1 << 30)
@@ -161,14 +162,14 @@ def build(engines: int, adapters: int) -> tuple[Fleet, list[KnownAdapter], list[
     world = World(
         {"team-a": [view.pod for view in views]},
         {"team-a": [pool()]},
-        {"team-a/pool": known},
+        {"team-a/pool": [KnownAdapter.of(each, SOON) for each in adapters_]},
         {},
         set(),
     )
     fleet = Fleet(world, Links({view.uid: Link(view) for view in views}))
     for view in views:
         fleet.holders.note(view.uid, view.inventory or pb.Inventory())
-    return fleet, known, views
+    return fleet, adapters_, views
 
 
 if __name__ == "__main__":

@@ -158,15 +158,13 @@ class Fleet:
 
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""
-        adapter = known.resource
-        key = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
-        self.wakeups.wake(pool_loop(key))
-        planner = self.planner(key)
+        self.wakeups.wake(pool_loop(known.pool))
+        planner = self.planner(known.pool)
         if gone:
             planner.forget(known.key)
         else:
             planner.note(known)
-        for other in planner.claimants(adapter.served_name):
+        for other in planner.claimants(known.served_name):
             self.wakeups.wake(other)
 
     async def close(self) -> None:

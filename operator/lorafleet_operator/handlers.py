@@ -142,10 +142,8 @@ async def pools(body: kopf.Body, **_: Any) -> dict[str, EnginePool]:
 @kopf.index(*ADAPTERS)
 async def adapters(body: kopf.Body, **_: Any) -> dict[str, KnownAdapter]:
     """Index adapters by their pool, without what only their own pass reads."""
-    status = {key: value for key, value in body.status.items() if key != "conditions"}
-    adapter = LoRAAdapter.model_validate({**body, "status": status})
-    pool = f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
-    return {pool: KnownAdapter(adapter, body["metadata"]["creationTimestamp"])}
+    known = _known(body)
+    return {known.pool: known}
 
 
 @kopf.index(*ADAPTERS)
@@ -200,9 +198,7 @@ async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo
         fleet.seen.forget(str(body.metadata.uid))
     gone = event["type"] == "DELETED"
     if gone or event["type"] == "ADDED" or body.metadata.get("deletionTimestamp"):
-        adapter = LoRAAdapter.model_validate(dict(body))
-        known = KnownAdapter(adapter, body["metadata"]["creationTimestamp"])
-        fleet.adapter_came_or_went(known, gone=gone)
+        fleet.adapter_came_or_went(_known(body), gone=gone)
 
 
 @kopf.daemon(*ADAPTERS)
@@ -248,6 +244,12 @@ def deleted(stopped: kopf.DaemonStopped) -> bool:
     """Return whether a daemon was stopped because its object is deleted."""
     reason = stopped.reason
     return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
+
+
+def _known(body: kopf.Body) -> KnownAdapter:
+    status = {key: value for key, value in body.status.items() if key != "conditions"}
+    adapter = LoRAAdapter.model_validate({**body, "status": status})
+    return KnownAdapter.of(adapter, body["metadata"]["creationTimestamp"])
 
 
 def _key(body: kopf.Body) -> str:

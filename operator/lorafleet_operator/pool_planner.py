@@ -122,8 +122,8 @@ class PoolPlanner:
             self.forget(known.key)
             self._claims[known.key] = ("", known.created)  # it exists, and owns nothing
         elif known.key not in self._claims:
-            self.claim(known.key, known.resource.served_name, known.created)
-            self.plan.set_adapter(AdapterDemand.from_adapter(known.resource))
+            self.claim(known.key, known.served_name, known.created)
+            self.plan.set_adapter(known.demand)
 
     def forget(self, key: str) -> None:
         """Forget an adapter that is gone."""

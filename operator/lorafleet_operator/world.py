@@ -13,6 +13,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator.api.names import LABEL_CORDONED
 from lorafleet_operator.api.v1alpha1 import EngineHealth
+from lorafleet_operator.placement import AdapterDemand
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
@@ -156,21 +157,34 @@ class World:
 
 @dataclass(frozen=True)
 class KnownAdapter:
-    """What passes over other adapters and pools need of an adapter."""
+    """What passes over other adapters and pools need of an adapter, and no more: it is kept of all."""
 
-    resource: LoRAAdapter
+    demand: AdapterDemand
+    """What it needs by its spec and what its status remembers."""
+    served_name: str
     created: str
     """Creation time as the API server wrote it: sorts by age."""
+    pool: str
+    """`<namespace>/<name>` of its pool."""
+    deleting: bool = False
+    """Whether it is on its way out."""
+
+    @classmethod
+    def of(cls, adapter: LoRAAdapter, created: str) -> KnownAdapter:
+        """Return what is kept of a resource."""
+        metadata = adapter.metadata
+        return cls(
+            demand=AdapterDemand.from_adapter(adapter),
+            served_name=adapter.served_name,
+            created=created,
+            pool=f"{metadata.namespace}/{adapter.spec.pool_ref.name}",
+            deleting=metadata.deletion_timestamp is not None,
+        )
 
     @property
     def key(self) -> str:
         """`<namespace>/<name>`."""
-        return self.resource.key
-
-    @property
-    def deleting(self) -> bool:
-        """Whether the adapter is on its way out."""
-        return self.resource.metadata.deletion_timestamp is not None
+        return self.demand.key
 
 
 def engine_view(pod: EnginePod, links: Links, *, member: bool = True) -> EngineView:

@@ -137,11 +137,7 @@ def test_an_adapter_on_its_way_out_holds_no_place_and_no_name() -> None:
     planner = PoolPlanner()
     planner.look_at_adapters([known("a", servedName="shared"), known("b", servedName="shared")])
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") == "team-a/a"
-    going = known("a", servedName="shared")
-    metadata = going.resource.metadata.model_copy(
-        update={"deletion_timestamp": "2026-01-02T00:00:00Z"}
-    )
-    going = replace(going, resource=going.resource.model_copy(update={"metadata": metadata}))
+    going = replace(known("a", servedName="shared"), deleting=True)
     planner.note(going)
     assert set(planner.plan.entries) == {"team-a/b"}
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None

@@ -10,8 +10,8 @@ from kubernetes.aio.client import ApiClient
 from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.placement import EngineSnapshot
 from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.world import World
-from operator_builders import BASE, known, pod, pool
+from lorafleet_operator.world import KnownAdapter, World
+from operator_builders import BASE, adapter, known, pod, pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,10 +22,8 @@ READ = {"sizeBytes": 2 << 20, "rank": 8}
 
 
 def placed(name: str, *engines: str, **spec: Any) -> Any:
-    made = known(name, **spec)
     status = {**READ, "engines": [{"podName": engine} for engine in engines]}
-    after = made.resource.status.model_validate(status)
-    return replace(made, resource=made.resource.model_copy(update={"status": after}))
+    return KnownAdapter.of(adapter(name, status, **spec), "2026-01-01T00:00:00Z")
 
 
 @asynccontextmanager
