@@ -84,7 +84,7 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
         settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
         fleet = Fleet(settings, world, api)
         # Rigs share an address, so each pod's port is its own.
-        fleet.links.sync(
+        fleet.connect(
             [
                 Endpoint(pod.key, pod.uid, "127.0.0.1", rig.sidecar.port)
                 for pod, rig in zip(pods, rigs, strict=True)

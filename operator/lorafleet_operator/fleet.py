@@ -69,6 +69,8 @@ class Fleet:
             heartbeat_seconds=settings.heartbeat_seconds,
             on_change=self._engine_changed,
         )
+        self.fresh: list[EngineLink] = []
+        """Connections of which nothing was known when somebody last looked."""
         self.alive_at = asyncio.get_running_loop().time()
 
     def alive(self) -> None:
@@ -91,8 +93,13 @@ class Fleet:
         for pods in self.world.pods.values():
             for pod in pods:
                 self._reach(pod)
-        self.links.sync(self._endpoints.values(), self._living)
+        self.connect(self._endpoints.values(), self._living)
         self.holders.keep({link.endpoint.uid for link in self.links.all()})
+
+    def connect(self, wanted: Collection[Endpoint], living: Collection[str]) -> None:
+        """Open and close connections so that they match `wanted`; see `Links.sync`."""
+        self.links.sync(wanted, living)
+        self.fresh = [link for link in self.links.all() if not link.tried.is_set()]
 
     def open_links(self) -> None:
         """Open the connections, unless that was done: the first pass may run before any event."""
@@ -145,7 +152,7 @@ class Fleet:
                 return
         self.open_links()
         if self._reach(replace(pod, running=False) if gone else pod):
-            self.links.sync(self._endpoints.values(), self._living)
+            self.connect(self._endpoints.values(), self._living)
         if gone:
             self.holders.forget(pod.uid)
         for pool in self.world.pools.get(pod.namespace) or ():

@@ -50,11 +50,11 @@ async def first_answers(fleet: Fleet, pods: Iterable[EnginePod]) -> bool:
 
     Returns whether there was anybody to wait for.
     """
-    fresh = [link for link in fleet.links.all() if not link.tried.is_set()]
-    if not fresh:
+    fleet.fresh = [link for link in fleet.fresh if not link.tried.is_set()]
+    if not fleet.fresh:
         return False
     uids = {pod.uid for pod in pods}
-    waiting = [link.tried.wait() for link in fresh if link.endpoint.uid in uids]
+    waiting = [link.tried.wait() for link in fleet.fresh if link.endpoint.uid in uids]
     try:
         async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
             await asyncio.gather(*waiting)

@@ -59,6 +59,7 @@ class Fleet:
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     memory: Memory = field(default_factory=Memory)
     holders: Holders = field(default_factory=Holders)
+    fresh: list[Any] = field(default_factory=list)
     wakeups: Wakeups = field(default_factory=Wakeups)
     pools: PoolPlanner = field(default_factory=PoolPlanner)
 
