@@ -203,9 +203,9 @@ def _covered(tensors: list[TensorEntry]) -> int:
     position = 0
     for tensor in tensors:
         if tensor.begin != position:
-            kind = "hole" if tensor.begin > position else "overlap"
+            kind = "a hole" if tensor.begin > position else "an overlap"
             raise _BadHeaderError(
-                f"leaves a {kind} in the data before {shown(tensor.name)} "
+                f"leaves {kind} in the data before {shown(tensor.name)} "
                 f"(begins at {tensor.begin}, expected {position})"
             )
         position = tensor.end

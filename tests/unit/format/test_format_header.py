@@ -102,7 +102,7 @@ def test_overlap_is_refused() -> None:
             "b": {"dtype": "U8", "shape": [4], "data_offsets": [3, 7]},
         }
     ).encode()
-    with pytest.raises(InvalidAdapter, match="overlap in the data before b"):
+    with pytest.raises(InvalidAdapter, match="leaves an overlap in the data before b"):
         parse_header(text)
 
 
