@@ -249,9 +249,11 @@ def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
     """Return adapters by what is worth a pass of each entry: not the count of running requests."""
     found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
     for entry in inventory.loaded:
-        quiet = pb.LoadedAdapter()
-        quiet.CopyFrom(entry)
-        quiet.in_flight = 0
+        quiet = entry
+        if entry.in_flight:
+            quiet = pb.LoadedAdapter()
+            quiet.CopyFrom(entry)
+            quiet.in_flight = 0
         found[b"l" + _bytes(quiet)] = entry.adapter
     return found
 
