@@ -45,7 +45,8 @@ def main() -> int:
         trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_text(traceback.format_exc())
         line = str(error).split("\n")[0] or type(error).__name__
-        print(f"the demo failed: {line} (logs below {RUN})", file=sys.stderr)
+        logs = "" if "(log: " in line else f" (logs below {RUN})"
+        print(f"the demo failed: {line}{logs}", file=sys.stderr)
         return 1
     print(f"\nDone in {time.monotonic() - started:.0f} s; everything that ran is ended.")
     return 0

@@ -59,7 +59,7 @@ def start_training(stack: LocalStack) -> LocalProcess | None:
     missing = [style.name for style in STYLES if not adapter(style.name).is_dir()]
     if not missing:
         return None
-    step(f"training {', '.join(missing)} (under half a minute each, once)")
+    step(f"training {', '.join(missing)} (20 to 60 s each, once)")
     command = [sys.executable, "-m", "demo.train", str(MODEL), str(ADAPTERS)]
     # Threads that wait for one another are slow beside the builds and the engine's start.
     return stack.start("training", command, {"OMP_NUM_THREADS": "1"})
@@ -79,7 +79,7 @@ def finish_training(training: LocalProcess | None) -> None:
         for line in lines[told:]:
             step(line)
         told = len(lines)
-        return all(adapter(style.name).is_dir() for style in STYLES)
+        return training.popen.poll() == 0
 
     training.wait_until(done, _TRAIN_SECONDS, "finished")
 
