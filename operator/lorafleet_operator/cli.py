@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run() -> int:
+    import asyncio
+
     import kopf
     from lorafleet.buffers import reuse_large_buffers
 
@@ -47,11 +49,14 @@ def _run() -> int:
         crashpoint,
         handlers,  # noqa: F401 - registers them
     )
+    from lorafleet_operator.cluster import reads
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
 
     try:
         settings = OperatorSettings.from_environ()
-    except InvalidSetting as error:
+        # The framework would try again for ever, a traceback each time.
+        asyncio.run(reads.find_cluster())
+    except (InvalidSetting, reads.NoCluster) as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2
     reuse_large_buffers()

@@ -74,15 +74,23 @@ class NoAnswer(RuntimeError):
     """Raised when the API server is out of reach or refuses; one line for people."""
 
 
-async def connect() -> client.ApiClient:
-    """Return a client for the cluster of this pod's service account, else of KUBECONFIG."""
+async def find_cluster() -> None:
+    """Make this pod's service account, else KUBECONFIG, the place that new clients connect to.
+
+    Raises NoCluster.
+    """
     try:
         if _SERVICE_ACCOUNT.exists():
             config.load_incluster_config()
         else:
             await config.load_kube_config()
     except config.ConfigException as error:
-        raise NoCluster(str(error)) from None
+        raise NoCluster(f"no cluster in a service account or in KUBECONFIG: {error}") from None
+
+
+async def connect() -> client.ApiClient:
+    """Return a client for the cluster that `find_cluster` finds; raises NoCluster."""
+    await find_cluster()
     client.Configuration.get_default().connection_pool_maxsize = _CONNECTIONS
     return client.ApiClient()
 

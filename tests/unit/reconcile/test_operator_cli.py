@@ -150,3 +150,14 @@ def test_run_names_a_setting_that_is_wrong(
     monkeypatch.setenv("LORAFLEET_CHUNK_BYTES", "many")
     assert main(["run"]) == 2
     assert "LORAFLEET_CHUNK_BYTES='many'" in capsys.readouterr().err
+
+
+def test_run_without_a_cluster_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rather than a traceback a minute, for ever."""
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    assert main(["run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lorafleet-operator: no cluster in a service account or in KUBECONFIG: ")
+    assert said.count("\n") == 1
