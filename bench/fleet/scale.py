@@ -73,7 +73,7 @@ class Meter:
     async def end(self, phase: str, changes: int, **more: Any) -> dict[str, Any]:
         seconds = time.monotonic() - self._began
         cpu = self._processor() - self._cpu
-        writes = await self.fleet.writes() - self._writes
+        writes = await self._quiet() - self._writes
         touched = sum(count for kind, count in writes.items() if kind != "pool status")
         found = {
             "seconds": round(seconds, 2),
@@ -88,6 +88,14 @@ class Meter:
         self.phases[phase] = found
         print(f"{phase:8}", json.dumps(found), flush=True)
         return found
+
+    async def _quiet(self) -> Counter[str]:
+        """Return the counts once nothing follows: Events come after the status that they tell of."""
+        before = None
+        while before != (now := await self.fleet.writes()):
+            before = now
+            await asyncio.sleep(1.0)
+        return now
 
     def follow(self, operator: Operator) -> None:
         self.process = psutil.Process(operator.process.pid)
