@@ -64,8 +64,8 @@ async def _serve(settings: SidecarSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     sidecar = Sidecar(settings)
-    await sidecar.start()
     try:
+        await sidecar.start()
         await stop.wait()
     finally:
         await sidecar.stop()

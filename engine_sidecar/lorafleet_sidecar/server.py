@@ -98,7 +98,10 @@ class Sidecar:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if settings.metrics_listen:
             collector = SidecarCollector(self.agent, self._transfer)
-            self._metrics = MetricsServer(settings.metrics_listen, collector, self.agent)
+            try:
+                self._metrics = MetricsServer(settings.metrics_listen, collector, self.agent)
+            except OSError as error:
+                raise OSError(f"cannot listen on {settings.metrics_listen}: {error}") from error
             self._metrics.start()
         self._loops = [
             asyncio.create_task(self.restorer.run(), name="restore"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -80,3 +81,19 @@ async def test_an_address_that_is_taken_is_one_line(volume: Path) -> None:
         )
     assert status == 1
     assert f"lorafleet-sidecar: cannot listen on 127.0.0.1:{rig.sidecar.port}" in err
+
+
+async def test_an_address_of_the_metrics_that_is_taken_is_one_line(volume: Path) -> None:
+    """The gRPC server is up by then and is ended with the rest."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, _, err = await run(
+            "serve",
+            LORAFLEET_VOLUME=str(volume),
+            LORAFLEET_ARENA_BYTES=str(4 << 20),
+            LORAFLEET_LISTEN="127.0.0.1:0",
+            LORAFLEET_METRICS_LISTEN=address,
+        )
+    assert status == 1
+    assert f"lorafleet-sidecar: cannot listen on {address}: " in err
+    assert "Traceback" not in err
