@@ -92,7 +92,12 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **indices: Any
     wanted = ("engine_pods", "pools", "adapters", "existing", "living")
     world = World(*(indices[name] for name in wanted))
     memo.fleet = Fleet(ours, world, await reads.connect())
-    memo.probes = await Probes.start(memo.fleet)
+    try:
+        memo.probes = await Probes.start(memo.fleet)
+    except OSError as error:
+        await memo.fleet.close()
+        line = f"cannot listen on {ours.listen}: {error.strerror or error}"
+        raise kopf.TemporaryError(line, delay=10) from None
 
 
 def configure(

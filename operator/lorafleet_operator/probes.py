@@ -36,13 +36,13 @@ class Probes:
 
     @classmethod
     async def start(cls, fleet: Fleet) -> Self:
-        """Serve at `settings.listen`; nothing is served if that is empty."""
+        """Serve at `settings.listen`; nothing is served if that is empty. Raises OSError."""
         probes = cls(fleet)
-        probes._pulse = asyncio.create_task(probes._beat())
         if fleet.settings.listen:
             host, _, port = fleet.settings.listen.rpartition(":")
             await probes._runner.setup()
             await web.TCPSite(probes._runner, host.strip("[]"), int(port)).start()
+        probes._pulse = asyncio.create_task(probes._beat())
         return probes
 
     async def stop(self) -> None:
