@@ -1,6 +1,6 @@
 """The real transfer service on a loopback port, in this process or as one of its own.
 
-As a program: `python staging_server.py VOLUME LIMIT_BYTES RECEIVERS [POD_UID]` prints its port and
+As a program: `python staging_server.py VOLUME LIMIT_BYTES RECEIVERS [POD_UID [HOST LAYERS]]` prints its port and
 serves until it is killed; faults are injected by LORAFLEET_CRASH_AT.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ async def serving(
     limit: int = LIMIT,
     settings: TransferSettings | None = None,
     profile: Callable[[], EngineProfile] = engine_profile,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[Serving]:
     """Serve `volume` until the block ends; nothing is held by an engine."""
     store = RevisionStore.open(volume, limit)
@@ -55,21 +57,29 @@ async def serving(
     server = grpc.aio.server(options=MESSAGE_OPTIONS)
     service = await add_transfer_service(server, store, profile, settings)
     if settings is not None and settings.tls_dir is not None:
-        port = server.add_secure_port("127.0.0.1:0", mutual_tls(settings.tls_dir))
+        port = server.add_secure_port(f"{host}:0", mutual_tls(settings.tls_dir))
     else:
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(f"{host}:0")
     await server.start()
     options = (("grpc.max_send_message_length", 64 << 20),)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    async with grpc.aio.insecure_channel(f"{host}:{port}", options=options) as channel:
         yield Serving(store, service, channel, port)
     await server.stop(5)
     await service.close()
     store.close()
 
 
-async def _main(volume: Path, limit: int, receivers: int, pod_uid: str = "") -> None:
+async def _main(
+    volume: Path,
+    limit: int,
+    receivers: int,
+    pod_uid: str = "",
+    host: str = "127.0.0.1",
+    layers: str = "2",
+) -> None:
     settings = TransferSettings(receivers=receivers, pod_uid=pod_uid)
-    async with serving(volume, limit, settings) as running:
+    profile = partial(engine_profile, int(layers))
+    async with serving(volume, limit, settings, profile, host) as running:
         print(running.port, flush=True)
         await asyncio.Event().wait()
 

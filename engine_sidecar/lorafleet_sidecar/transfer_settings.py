@@ -13,7 +13,7 @@ SERVICE = "lorafleet.v1alpha1.SidecarService"
 MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 17 << 20),
     ("grpc.max_send_message_length", 17 << 20),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),  # pings pile up for a process that was busy
 )
 """Pass as `options` to `grpc.aio.server`: the largest chunk is 16 MiB, and neighbours ask now and
 then whether a sidecar that verifies is still alive."""

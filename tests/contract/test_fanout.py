@@ -171,7 +171,7 @@ async def test_a_frozen_sidecar_is_left_out_and_those_behind_it_are_served(volum
             engines.mortal.send_signal(signal.SIGSTOP)
 
     source = CountedSource(ADAPTER, freeze)
-    async with pool(volume, 4, dies=(1, "never"), forward_seconds=0.5) as engines:
+    async with pool(volume, 4, dies=(1, "never"), forward_seconds=3) as engines:
         results = await spread(source.payload(), engines.targets, LIMITS)
         frozen = results.pop("pod-1")
         assert isinstance(frozen, EngineUnreachable)

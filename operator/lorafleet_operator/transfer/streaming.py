@@ -1,4 +1,4 @@
-"""Staging: one read of the source, fanned out to every engine that lacks it.
+"""Staging: one read of the source, sent to every engine that lacks it or to the heads of chains.
 
 Each chunk is read once, checksummed once and encoded once; all engines are sent the same bytes
 object. Queues are bounded, so the slowest engine sets the pace and at most `window_chunks` chunks
