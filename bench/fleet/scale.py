@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--phases", default="cold,warm,churn,loss,restart,idle")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with this
     with (
         tempfile.TemporaryDirectory(prefix="scale-", dir="/dev/shm") as folder,
         LocalCluster(Path(folder) / "cluster", quiet=True) as cluster,
