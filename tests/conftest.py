@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lorafleet  # noqa: F401  # before any test imports gRPC
 import pytest
 from hypothesis import HealthCheck, settings
 
