@@ -367,7 +367,7 @@ async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
         sent = metrics.TRANSFER_BYTES._value.get()
         b._settings["listen"] = f"127.0.0.1:{link.endpoint.port}"
         await b.start_sidecar()
-        await until(lambda: link.in_contact and link.profile is not None)
+        await until(lambda: link.in_contact and link.profile is not None, seconds=30)
         sql = await op.apply(sql)
         assert ready(sql)[:2] == ("True", "Ready")
         assert b.engine.loads == [("team-a/sql", sql.status.digest)]
