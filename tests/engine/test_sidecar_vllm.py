@@ -110,11 +110,19 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
         base, first = await answer(rig, BASE), await answer(rig, "team-a/sql")
         assert base != first
 
-        running = [asyncio.create_task(answer(rig, "team-a/sql", 400)) for _ in range(12)]
+        seen, texts = asyncio.Event(), []
+
+        async def keep_asking() -> None:
+            while not seen.is_set():
+                texts.append(await answer(rig, "team-a/sql", 400))
+
+        running = [asyncio.create_task(keep_asking()) for _ in range(4)]
         await until(rig, lambda i: any(a.in_flight for a in i.loaded))
+        seen.set()
         switched = await rig.load(two.digest)
         assert switched.lora_int_id > loaded.lora_int_id
-        for text in await asyncio.gather(*running):
+        await asyncio.gather(*running)
+        for text in texts:
             assert text.startswith(first)
         second = await answer(rig, "team-a/sql")
         assert second not in (base, first)
