@@ -171,8 +171,9 @@ def test_an_engine_without_the_plugin_is_served_too_and_the_pool_says_so(chain: 
     chain.adapter("sql")
     eventually(lambda: _ready(chain, "sql"))
     assert f"{chain.namespace}/sql" in chain.served("engine-0")
+    inactive = ("False", "PluginInactive")
+    eventually(lambda: chain.condition("pool", "PluginActive", "enginepools") == inactive)
     plugin = chain.full_condition("pool", "PluginActive", "enginepools")
-    assert (plugin["status"], plugin["reason"]) == ("False", "PluginInactive")
     assert plugin["message"].startswith("engine engine-0: ")
 
     def metrics() -> str:
