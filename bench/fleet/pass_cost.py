@@ -20,24 +20,20 @@ import itertools
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from known_fleet import KnownFleet, Link, Links
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator import rollout
 from lorafleet_operator.facts import Facts
-from lorafleet_operator.holders import Holders
-from lorafleet_operator.memory import Memory, Verdict
+from lorafleet_operator.memory import Verdict
 from lorafleet_operator.observe import observe
 from lorafleet_operator.place import place
-from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.report import report
-from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.transfer.links import Endpoint
-from lorafleet_operator.wake import Wakeups
 from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import DIGEST, FINGERPRINT, adapter, engine, loaded, pool, staged
 
@@ -66,46 +62,6 @@ def main() -> None:
     print("ratio    " + "".join(f"{value:10.2f}" for value in ratios))
 
 
-class Link:
-    """A connection that has brought `view`."""
-
-    def __init__(self, view: EngineView) -> None:
-        self.view = view
-        self.endpoint = Endpoint(view.pod.key, view.uid, "127.0.0.1", 1)
-        self.tried = asyncio.Event()
-        self.tried.set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.view, name)
-
-    def ill_for(self) -> float:
-        return 0.0
-
-
-class Links(dict[str, Link]):
-    """Connections by pod UID."""
-
-    def all(self) -> list[Link]:
-        return list(self.values())
-
-
-@dataclass
-class Fleet:
-    """As much of the fleet as these steps need."""
-
-    world: World
-    links: Links
-    settings: OperatorSettings = field(default_factory=OperatorSettings)
-    memory: Memory = field(default_factory=Memory)
-    holders: Holders = field(default_factory=Holders)
-    fresh: list[Any] = field(default_factory=list)
-    wakeups: Wakeups = field(default_factory=Wakeups)
-    pools: PoolPlanner = field(default_factory=PoolPlanner)
-
-    def planner(self, _: str) -> PoolPlanner:
-        return self.pools
-
-
 async def measure(engines: int, adapters: int) -> list[float]:
     """Return milliseconds of the first pass, then microseconds of each step of later ones."""
     fleet, made, views = build(engines, adapters)
@@ -123,7 +79,7 @@ async def measure(engines: int, adapters: int) -> list[float]:
     return [1e3 * sum(took[0]), *later]
 
 
-async def one_pass(fleet: Fleet, resource: LoRAAdapter) -> list[float]:
+async def one_pass(fleet: KnownFleet, resource: LoRAAdapter) -> list[float]:
     """Return the seconds of each step."""
     marks = [time.perf_counter()]
     facts = Facts(resource, SOON)
@@ -142,7 +98,7 @@ async def one_pass(fleet: Fleet, resource: LoRAAdapter) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(marks)]
 
 
-def build(engines: int, adapters: int) -> tuple[Fleet, list[LoRAAdapter], list[EngineView]]:
+def build(engines: int, adapters: int) -> tuple[KnownFleet, list[LoRAAdapter], list[EngineView]]:
     """Return a fleet where every adapter is where it should be."""
     adapters_, carried = [], defaultdict[int, list[str]](list)
     spread = {"policy": "Spread", "replicas": 3}
@@ -167,7 +123,7 @@ def build(engines: int, adapters: int) -> tuple[Fleet, list[LoRAAdapter], list[E
         {},
         set(),
     )
-    fleet = Fleet(world, Links({view.uid: Link(view) for view in views}))
+    fleet = KnownFleet(world, Links({view.uid: Link(view) for view in views}))
     for view in views:
         fleet.holders.note(view.uid, view.inventory or pb.Inventory())
     return fleet, adapters_, views

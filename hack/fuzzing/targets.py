@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ from lorafleet_operator.sources.torch_file import read_torch_file
 from lorafleet_operator.sources.torch_pickle import stored_tensors
 
 from fuzzing import mutate, parts, pickles, seeds
+from fuzzing.blob import Blob
 from fuzzing.stage_target import Stage
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Target(Protocol):
         """Free what the target holds."""
 
 
-class _Plain:
-    def close(self) -> None:
+class _Plain(ABC):
+    def close(self) -> None:  # noqa: B027  # most readers hold nothing
         """Nothing is held."""
 
     def run(self, data: bytes) -> bool:
@@ -60,9 +61,9 @@ class _Plain:
             return False
         return True
 
+    @abstractmethod
     def read(self, data: bytes) -> None:
         """Read the input."""
-        raise NotImplementedError
 
 
 def checked_line(line: str) -> None:
@@ -200,27 +201,6 @@ class Frames(_Plain):
             )
 
 
-@dataclass
-class _Blob:
-    """A file in memory."""
-
-    content: bytes
-    name: str = "adapter_model.bin"
-    identity: str = "1"
-    revision: str = "1"
-    linked: bool = False
-
-    @property
-    def size(self) -> int:
-        """Return the size, bytes."""
-        return len(self.content)
-
-    async def read(self, offset: int, length: int) -> bytes:
-        """Return a range, which must lie inside of the file."""
-        assert 0 <= offset <= offset + length <= self.size, (offset, length, self.size)
-        return self.content[offset : offset + length]
-
-
 class Pickle(_Plain):
     """adapter_model.bin: the zip's directory, the pickles, and the tensors' places."""
 
@@ -255,7 +235,7 @@ class Pickle(_Plain):
             stored_tensors(data, "adapter_model.bin")
 
     async def _read_file(self, data: bytes) -> None:
-        weights = await read_torch_file(_Blob(data), SourceSettings())
+        weights = await read_torch_file(Blob(data), SourceSettings())
         parse_header(weights.header_bytes, weights.data_bytes)
         for segment in weights.segments:
             length = min(segment.length, 4096)

@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from cluster_fixture import cluster, kube, namespace
+from operator_chain import Chain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from localcluster import LocalCluster
 
 __all__ = ["cluster", "kube", "namespace"]
+
+
+@pytest.fixture
+def chain(cluster: LocalCluster, namespace: str, tmp_path: Path) -> Iterator[Chain]:
+    """A namespace of its own with nothing running in it yet; whatever is started ends with it."""
+    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
+    try:
+        yield chain
+    finally:
+        chain.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from described import describe
@@ -12,24 +12,8 @@ from operator_chain import CASES, HERE, Chain, eventually
 from source_builders import artifact
 from web_server import WebServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
-
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 PROFILE = json.loads((HERE / "profiles" / "qwen3-dense.json").read_text())
-
-
-@pytest.fixture
-def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
-    try:
-        yield chain
-    finally:
-        chain.stop()
 
 
 def ready(chain: Chain, name: str) -> bool:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from lorafleet_operator.crashpoint import STEPS
 from operator_chain import Chain, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 
 
 @pytest.fixture
-def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
-    try:
-        chain.start_engine("engine-0", 0)
-        chain.pool()
-        yield chain
-    finally:
-        chain.stop()
+def chain(chain: Chain) -> Chain:
+    chain.start_engine("engine-0", 0)
+    chain.pool()
+    return chain
 
 
 def _ready(chain: Chain, name: str) -> bool:

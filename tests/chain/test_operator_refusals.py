@@ -14,11 +14,6 @@ import pytest
 from operator_chain import BASE, CASES, HERE, Chain, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
     from localstack import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
@@ -63,15 +58,6 @@ ENGINES = {
     "no-updates": (["--plain", "--no-updates"], "(VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set)"),
     "no-key": (["--api-key", KEY], "engine answered 401: set the engine's API key"),
 }
-
-
-@pytest.fixture
-def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
-    try:
-        yield chain
-    finally:
-        chain.stop()
 
 
 def assert_refused(chain: Chain, name: str, reason: str, text: str) -> None:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from operator_chain import Chain, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 
 
 @pytest.fixture
-def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
+def chain(chain: Chain) -> Chain:
     chain.arena_bytes = 4 << 20  # two small adapters
-    try:
-        yield chain
-    finally:
-        chain.stop()
+    return chain
 
 
 def _ready(chain: Chain, name: str) -> bool:

@@ -17,7 +17,6 @@ from operator_chain import CASES, Chain, eventually
 from web_server import WebServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from kube_rest import KubeRest
@@ -29,20 +28,16 @@ RIGHT, WRONG = "a-right-token-c0ffee", "a-wrong-token-deadbeef"
 
 
 @pytest.fixture
-def chain(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path) -> Iterator[Chain]:
-    chain = Chain(cluster.kubeconfig, tmp_path, namespace)
-    try:
-        chain.start_engine("engine-0", 0)
-        chain.pool()
-        limited = kubeconfig(cluster.kubeconfig, tmp_path / "role", token(kube, namespace))
-        chain.start_operator(
-            KUBECONFIG=str(limited),
-            LORAFLEET_BACKOFF_SECONDS="600",
-            LORAFLEET_BACKOFF_LIMIT_SECONDS="600",
-        )
-        yield chain
-    finally:
-        chain.stop()
+def chain(chain: Chain, cluster: LocalCluster, kube: KubeRest, tmp_path: Path) -> Chain:
+    chain.start_engine("engine-0", 0)
+    chain.pool()
+    limited = kubeconfig(cluster.kubeconfig, tmp_path / "role", token(kube, chain.namespace))
+    chain.start_operator(
+        KUBECONFIG=str(limited),
+        LORAFLEET_BACKOFF_SECONDS="600",
+        LORAFLEET_BACKOFF_LIMIT_SECONDS="600",
+    )
+    return chain
 
 
 class Keys:

@@ -87,6 +87,14 @@ def in_process(
 
 
 @pytest.fixture(scope="module")
+def engine(in_process: Callable[[str], Probe]) -> Iterator[Probe]:
+    """The dense model's engine in this process; nothing is loaded when the module ends."""
+    started = in_process("dense")
+    yield started
+    started.clear()
+
+
+@pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """An OpenAI server of the dense model with the plugin and a volume of its own."""
     volume = tmp_path_factory.mktemp("served-volume")

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import tiny_models
 from plugin_requests import load_for_step, ours
 from slot_probe import differing, snapshot, soil
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 PROMPT: dict[str, list[int]] = {"prompt_token_ids": [1, 5, 9, 42, 7]}
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def engine(in_process: Callable[[str], Any]) -> Iterator[Any]:
-    started = in_process("dense")
-    yield started
-    started.clear()
 
 
 @pytest.fixture(autouse=True)

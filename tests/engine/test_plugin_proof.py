@@ -13,17 +13,10 @@ from rank_layers import rank_of
 from slot_judge import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 EVERYTHING = {**tiny_models.dense_modules(), **tiny_models.head_modules()}
 LAYER = "model.layers.1"
-
-
-@pytest.fixture(scope="module")
-def engine(in_process: Callable[[str], Any]) -> Iterator[Any]:
-    started = in_process("dense")
-    yield started
-    started.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from slot_judge import judge
 from slot_probe import differing, snapshot, soil, stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -27,13 +26,6 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {r"layers\.1\..*q_proj": 5},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def engine(in_process: Callable[[str], Any]) -> Iterator[Any]:
-    started = in_process("dense")
-    yield started
-    started.clear()
 
 
 @pytest.fixture(autouse=True)

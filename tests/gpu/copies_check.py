@@ -1,6 +1,6 @@
 """How bytes get from the arena into a slot, checked and timed on one GPU, without vLLM.
 
-    PYTHONPATH=engine_sidecar:protos:$PYTHONPATH python tests/gpu/copies_check.py [LAYERS]
+    PYTHONPATH=engine_sidecar:protos:tests:$PYTHONPATH python tests/gpu/copies_check.py [LAYERS]
 
 One JSON line for each kind of copy: bits compared with plain torch on the CPU, what the profiler saw
 of waiting and of pageable memory, the temporary peak, and the speed beside a plain copy of as many
@@ -14,8 +14,9 @@ import gc
 import sys
 from typing import Any
 
+import plain_slot
 import torch
-from copies_rig import CUDA, DEVICE, Memory, expected, launches, say, seconds, slots
+from copies_rig import CUDA, DEVICE, Memory, launches, say, seconds, slots
 from lorafleet_vllm.copy2d import copy_rows, pitched
 from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
@@ -43,7 +44,7 @@ def one(name: str, fills: list[Fill], **more: Any) -> None:
     """Check and time one layer of fills."""
     layer = LayerFill(tuple(fills))
     write_layer(layer, 1)
-    equal = all(torch.equal(fill.slots[1].cpu(), expected(fill)) for fill in fills)
+    equal = all(torch.equal(fill.slots[1].cpu(), plain_slot.plainly(fill)) for fill in fills)
     untouched = all(bool((fill.slots[0] == 7).all()) for fill in fills)
     check(equal and untouched, f"{name}: bits differ")
     figures: dict[str, Any] = {"equal": equal, "bytes": layer.nbytes, **more}
@@ -208,7 +209,7 @@ def whole(name: str, tensors: Tensors, limit: int) -> None:
     fills = [fill for group in groups for fill in group.fills]
     nbytes = sum(group.nbytes for group in groups)
     if nbytes < 64 << 20:
-        equal = all(torch.equal(fill.slots[1].cpu(), expected(fill)) for fill in fills)
+        equal = all(torch.equal(fill.slots[1].cpu(), plain_slot.plainly(fill)) for fill in fills)
         check(equal, f"{name}: bits differ")
     plain = [
         (fill.slots[..., piece.region[0], piece.region[1]], piece.source)

@@ -16,7 +16,6 @@ from lorafleet_vllm.arena_map import ArenaMap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lorafleet_vllm.pieces import Fill
 
 DEVICE = torch.device(os.environ.get("LORAFLEET_CHECK_DEVICE", "cuda"))
 CUDA = DEVICE.type == "cuda"
@@ -58,19 +57,6 @@ class Memory:
 
 def slots(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.full((2, *shape), 7, dtype=dtype, device=DEVICE)
-
-
-def expected(fill: Fill) -> torch.Tensor:
-    """What plain torch makes of a fill, on the CPU."""
-    slot = torch.full(fill.slots.shape[1:], 7, dtype=fill.slots.dtype)
-    for rows, cols in fill.zeros:
-        slot[..., rows, cols] = 0
-    for piece in fill.pieces:
-        part = slot[..., piece.region[0], piece.region[1]]
-        part.copy_(piece.source)
-        if isinstance(piece.scale, torch.Tensor) or piece.scale != 1.0:
-            part.mul_(piece.scale)
-    return slot
 
 
 def seconds(act: Callable[[], object], repeat: int = 7) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from lorafleet_vllm.copy2d import Pitched, pitched, rows_of
 from lorafleet_vllm.pieces import ALL, Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
 from lorafleet_vllm.slots import GROUP_BYTES, LayerFill, SlotPlan, grouped, write_layer, write_plan
+from plain_slot import plainly
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -54,19 +55,6 @@ def neighbours(*shapes: Sequence[int]) -> list[torch.Tensor]:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     parts = values(sum(sizes)).split(sizes)
     return [part.view(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def plainly(fill: Fill) -> torch.Tensor:
-    """Return what the slot has to hold, by one torch operation after the other."""
-    slot = torch.full(fill.slots.shape[1:], 7, dtype=fill.slots.dtype)
-    for rows, cols in fill.zeros:
-        slot[..., rows, cols] = 0
-    for piece in fill.pieces:
-        part = slot[..., piece.region[0], piece.region[1]]
-        part.copy_(piece.source)
-        if isinstance(piece.scale, torch.Tensor) or piece.scale != 1.0:
-            part.mul_(piece.scale)
-    return slot
 
 
 def is_right(fills: Sequence[Fill]) -> bool:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from known_fleet import KnownFleet, Link, Links
 from lorafleet.errors import InvalidAdapter
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.facts import Facts
-from lorafleet_operator.holders import Holders
-from lorafleet_operator.memory import Memory, Verdict
+from lorafleet_operator.memory import Verdict
 from lorafleet_operator.observe import observe
 from lorafleet_operator.place import place
-from lorafleet_operator.pool_planner import PoolPlanner
-from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.transfer.links import Endpoint
-from lorafleet_operator.wake import Wakeups
 from lorafleet_operator.world import World
 from operator_builders import adapter, engine, loaded, pool
 
@@ -27,44 +22,8 @@ FITS = Verdict(size_bytes=2 << 20, rank=8)
 NO_MODULES = InvalidAdapter("adapter team-a/sql: 3 of 3 modules do not exist in the engine")
 
 
-class Link:
-    """A connection that has brought `view`."""
-
-    def __init__(self, view: EngineView) -> None:
-        self.view = view
-        self.endpoint = Endpoint(view.pod.key, view.uid, "127.0.0.1", 1)
-        self.tried = asyncio.Event()
-        self.tried.set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.view, name)
-
-    def ill_for(self) -> float:
-        return self.view.ill_for
-
-
-class Links(dict[str, Link]):
-    """Connections by pod UID."""
-
-    def all(self) -> list[Link]:
-        return list(self.values())
-
-
-@dataclass
-class Fleet:
-    """As much of the fleet as observing and placing needs."""
-
-    world: World
-    links: Links
-    settings: OperatorSettings = field(default_factory=OperatorSettings)
-    memory: Memory = field(default_factory=Memory)
-    holders: Holders = field(default_factory=Holders)
-    fresh: list[Any] = field(default_factory=list)
-    wakeups: Wakeups = field(default_factory=Wakeups)
-    pools: PoolPlanner = field(default_factory=PoolPlanner)
-
-    def planner(self, _: str) -> PoolPlanner:
-        return self.pools
+class Fleet(KnownFleet):
+    """The fleet, with the first steps of a pass."""
 
     @classmethod
     def of(cls, *views: EngineView) -> Fleet:

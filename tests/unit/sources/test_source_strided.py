@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from fuzzing.blob import Blob
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lorafleet_operator.sources.strided import StridedBlob, span
-
-
-@dataclass
-class StoredBytes:
-    """A file in memory."""
-
-    content: bytes
-    name: str = "adapter_model.bin"
-    identity: str = "1"
-    revision: str = "1"
-    linked: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.content)
-
-    async def read(self, offset: int, length: int) -> bytes:
-        return self.content[offset : offset + length]
 
 
 @settings(deadline=None, max_examples=300)
@@ -40,7 +22,7 @@ def test_any_range_of_a_permuted_view_with_gaps_is_read_in_row_order(data: st.Da
         strides[axis], step = step, step * shape[axis]
     start = data.draw(st.integers(0, 9))
     content = np.random.default_rng(0).bytes(start + span(shape, strides) * item)
-    blob = StridedBlob(StoredBytes(content), start, shape, tuple(strides), item)
+    blob = StridedBlob(Blob(content), start, shape, tuple(strides), item)
     offset = data.draw(st.integers(0, prod(shape) * item - 1))
     length = data.draw(st.integers(1, prod(shape) * item - offset))
     elements = [
