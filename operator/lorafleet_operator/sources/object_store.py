@@ -7,6 +7,7 @@ where that does it right; the bytes come through `connection` (docs/sources.md s
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -33,7 +34,7 @@ SIGNED_FOR = timedelta(minutes=10)
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 
-class ObjectStoreSource:
+class ObjectStoreSource(ABC):
     """An adapter below a prefix of a bucket; without a Secret it is read anonymously.
 
     A prefix that names a weights file means that file and the config beside it.
@@ -92,13 +93,13 @@ class ObjectStoreSource:
         """Close the connections."""
         await self._tree.aclose()
 
+    @abstractmethod
     async def address(self, key: str) -> Target:
         """Return where the object is read, with what lets us in."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sent(self, code: str) -> str:
         """Return what was sent for credentials and what `code` says of it, for a message."""
-        raise NotImplementedError
 
     def code(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return the error code of an answer, "" if there is none."""
