@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
 from lorafleet import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = Callable[[Any, Any, Context], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +42,29 @@ def status_of(error: errors.LorafleetError) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: errors.LorafleetError
-) -> NoReturn:
+async def abort(context: Context, error: errors.LorafleetError) -> NoReturn:
     """End the call with the error's status, its line, and its reason as trailing metadata."""
     await context.abort(status_of(error), str(error), ((REASON_KEY, error.reason),))
     raise AssertionError("abort returned")  # it never does; this tells mypy
 
 
-async def abort_unexpected(
-    context: grpc.aio.ServicerContext[Any, Any], error: Exception
-) -> NoReturn:
+async def abort_unexpected(context: Context, error: Exception) -> NoReturn:
     """End the call for a fault of our own: the log has the trace, the client one line."""
     log.error("unexpected failure", exc_info=error)
     line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     await abort(context, errors.LorafleetError(f"sidecar failed unexpectedly: {line}"))
+
+
+def answers_errors(handler: Handler) -> Handler:
+    """Turn errors of a unary method into a status, a line and a reason."""
+
+    @functools.wraps(handler)
+    async def answer(self: Any, request: Any, context: Context) -> Any:
+        try:
+            return await handler(self, request, context)
+        except errors.LorafleetError as error:
+            await abort(context, error)
+        except Exception as error:
+            await abort_unexpected(context, error)
+
+    return answer

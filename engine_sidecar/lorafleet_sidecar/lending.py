@@ -12,7 +12,7 @@ import google_crc32c
 import numpy as np
 from lorafleet import frames
 from lorafleet.errors import EngineRejected, TransferInterrupted
-from lorafleet.header import parse_header
+from lorafleet.header import header_length, parse_header
 from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -23,6 +23,7 @@ from lorafleet_sidecar.paths import CONFIG
 if TYPE_CHECKING:
     from lorafleet_sidecar.neighbour import Dialer
     from lorafleet_sidecar.staging import Stagings
+    from lorafleet_sidecar.store import StagedRevisionInfo
     from lorafleet_sidecar.transfer_settings import TransferSettings
 
 _LENGTH = 8  # of a safetensors file's length prefix
@@ -48,13 +49,15 @@ class Lender:
                 "this sidecar has no name for its neighbours (LORAFLEET_PEER_NAME)"
             )
         run, store = self._stagings.run, self._stagings.store
-        if store.find(request.digest) is None:
+        info = store.find(request.digest)
+        if info is None:
             raise TransferInterrupted(
                 f"adapter {request.adapter}: {request.digest} is not staged in this pod"
             )
         with store.lent(request.digest) as image:
-            begin = _LENGTH + int.from_bytes(image[:_LENGTH], "little")
-            manifest = self._manifest(request, bytes(image[_LENGTH:begin]), len(image) - begin)
+            begin = _LENGTH + header_length(bytes(image[:_LENGTH]))
+            header_text = bytes(image[_LENGTH:begin])
+            manifest = self._manifest(request, info, header_text, len(image) - begin)
             header = await run(parse_header, manifest.safetensors_header, manifest.data_bytes)
             plan = await run(chunk_plan, header, manifest.chunk_bytes)
             forwarding = Forwarding(manifest, self._dialer, self._settings)
@@ -70,11 +73,13 @@ class Lender:
                 await forwarding.close()
 
     def _manifest(
-        self, request: pb.SendAdapterRequest, header: bytes, data_bytes: int
+        self,
+        request: pb.SendAdapterRequest,
+        info: StagedRevisionInfo,
+        header: bytes,
+        data_bytes: int,
     ) -> pb.AdapterManifest:
         store = self._stagings.store
-        info = store.find(request.digest)
-        assert info is not None  # it is lent
         return pb.AdapterManifest(
             adapter=request.adapter,
             fingerprint=request.fingerprint,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
-from lorafleet.errors import LorafleetError
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
 from lorafleet_sidecar.agent import LoadWish
-from lorafleet_sidecar.grpc_errors import abort, abort_unexpected
+from lorafleet_sidecar.grpc_errors import answers_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     import grpc.aio
 
@@ -28,22 +26,6 @@ _LOOK_SECONDS = 2.0
 
 if TYPE_CHECKING:
     _Context = grpc.aio.ServicerContext[Any, Any]
-    _Handler = Callable[[Any, Any, _Context], Awaitable[Any]]
-
-
-def _answers_errors(handler: _Handler) -> _Handler:
-    """Turn errors of a unary method into a status, a line and a reason."""
-
-    @functools.wraps(handler)
-    async def answer(self: Any, request: Any, context: _Context) -> Any:
-        try:
-            return await handler(self, request, context)
-        except LorafleetError as error:
-            await abort(context, error)
-        except Exception as error:
-            await abort_unexpected(context, error)
-
-    return answer
 
 
 class SidecarServicer(pb_grpc.SidecarServiceServicer):
@@ -53,7 +35,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         self._agent = agent
         self._default_drain_seconds = default_drain_seconds
 
-    @_answers_errors
+    @answers_errors
     async def LoadAdapter(  # noqa: N802 - gRPC's name
         self, request: pb.LoadAdapterRequest, context: _Context
     ) -> pb.LoadAdapterResponse:
@@ -71,7 +53,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         )
         return pb.LoadAdapterResponse(loaded=loaded)
 
-    @_answers_errors
+    @answers_errors
     async def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: _Context
     ) -> pb.UnloadAdapterResponse:
@@ -84,7 +66,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         )
         return pb.UnloadAdapterResponse()
 
-    @_answers_errors
+    @answers_errors
     async def ListAdapters(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: _Context
     ) -> pb.ListAdaptersResponse:
@@ -94,7 +76,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
                 await self._agent.look()
         return pb.ListAdaptersResponse(inventory=self._agent.board.current)
 
-    @_answers_errors
+    @answers_errors
     async def GetEngineProfile(  # noqa: N802
         self, request: pb.GetEngineProfileRequest, context: _Context
     ) -> pb.GetEngineProfileResponse:

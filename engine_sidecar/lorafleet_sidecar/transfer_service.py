@@ -31,7 +31,7 @@ from lorafleet_sidecar.stripe import Stripes
 from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE, TransferSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from lorafleet.profile import EngineProfile
 
@@ -76,11 +76,6 @@ class TransferService:
         """Bytes of the messages that neighbours took from this sidecar since the start."""
         return self._passed_bytes + self._lender.sent_bytes
 
-    @property
-    def forwards(self) -> bool:
-        """Whether this sidecar passes transfers on to neighbours."""
-        return self._dialer.may_dial
-
     async def start(self) -> None:
         """Start the receiver processes."""
         await self.receivers.start()
@@ -106,16 +101,12 @@ class TransferService:
         """Serve one stripe in this process (receivers serve theirs in their own)."""
         return await self._stripes.serve(context)
 
+    @grpc_errors.answers_errors
     async def send_adapter(
         self, request: pb.SendAdapterRequest, context: Any
     ) -> pb.SendAdapterResponse:
         """Fill neighbours with a revision that is staged here; see Lender.send."""
-        try:
-            return pb.SendAdapterResponse(report=await self._lender.send(request))
-        except LorafleetError as error:
-            await grpc_errors.abort(context, error)
-        except Exception as error:  # the client gets a line, the log the trace
-            await grpc_errors.abort_unexpected(context, error)
+        return pb.SendAdapterResponse(report=await self._lender.send(request))
 
     async def _stage(self, incoming: Incoming, context: Any) -> None:
         first = decode_stage_request(await incoming.next())
@@ -128,7 +119,7 @@ class TransferService:
         try:
             await outcome.open()
             manifest = outcome.plan.manifest
-            if manifest.forward_to and self.forwards:
+            if manifest.forward_to and self._dialer.may_dial:
                 revision = await self._pass_along(outcome, incoming, context)
             else:
                 await context.write(_accepted(outcome, outcome.missing(), self.receivers.ports()))
@@ -138,14 +129,9 @@ class TransferService:
         await context.write(_committed(revision))
 
     async def _receive(self, staging: ActiveStaging, incoming: Incoming) -> StagedRevisionInfo:
-        while True:
-            frame = decode_stage_request(await incoming.next(staging.received_count))
-            if isinstance(frame, ChunkFrame):
-                await staging.write(frame)
-            elif isinstance(frame, CommitFrame):
-                return await staging.commit()
-            else:
-                raise TransferInterrupted("a transfer has one manifest, a second one came")
+        async for _, chunk in _chunks(staging, incoming):
+            await staging.write(chunk)
+        return await staging.commit()
 
     async def _pass_along(
         self, staging: ActiveStaging, incoming: Incoming, context: Any
@@ -156,19 +142,13 @@ class TransferService:
             behind = await forwarding.open()
             own = frozenset(staging.missing())
             await context.write(_accepted(staging, sorted(own | behind), ()))
-            while True:
-                raw = await incoming.next()
-                frame = decode_stage_request(raw)
-                if isinstance(frame, CommitFrame):
-                    break
-                if not isinstance(frame, ChunkFrame):
-                    raise TransferInterrupted("a transfer has one manifest, a second one came")
-                index = staging.index_of(frame)
+            async for message, chunk in _chunks(staging, incoming):
+                index = staging.index_of(chunk)
                 if index in own or index not in behind:  # one that nobody lacks is refused
-                    await staging.write(frame)
+                    await staging.write(chunk)
                 else:
-                    await staging.check(frame)
-                await forwarding.put(index, raw)
+                    await staging.check(chunk)
+                await forwarding.put(index, message)
             revision, report = await asyncio.gather(
                 staging.commit(), forwarding.finish(), return_exceptions=True
             )
@@ -181,6 +161,20 @@ class TransferService:
         finally:
             self._passed_bytes += forwarding.passed_bytes
             await forwarding.close()
+
+
+async def _chunks(
+    staging: ActiveStaging, incoming: Incoming
+) -> AsyncIterator[tuple[bytes, ChunkFrame]]:
+    """Yield each chunk with the message that it came in, until the commit."""
+    while True:
+        message = await incoming.next(staging.received_count)
+        frame = decode_stage_request(message)
+        if isinstance(frame, CommitFrame):
+            return
+        if not isinstance(frame, ChunkFrame):
+            raise TransferInterrupted("a transfer has one manifest, a second one came")
+        yield message, frame
 
 
 async def add_transfer_service(

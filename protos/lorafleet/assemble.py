@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter
-from lorafleet.factors import Pair, Part, Target, Window, expert_name
+from lorafleet.factors import Pair, Part, Target, Window, expert_name, whole
 from lorafleet.places import EXPERTS, Engine, Form, Place
 from lorafleet.profile import ModuleKind
 from lorafleet.quoting import shown
@@ -89,13 +89,9 @@ class Assembler:
             for expert, (a, b) in enumerate(windows):
                 self._add(source, place.targets, expert, a, b, rank)
             return
-        a_shape, b_shape = pair.a.shape, pair.b.shape
-        if len(a_shape) != 2 or len(b_shape) != 2:
+        if len(pair.a.shape) != 2 or len(pair.b.shape) != 2:
             _check_dimensions(pair, 2, 2)
-        rows, cols = a_shape
-        a = Window(pair.a, 0, rows, cols, cols, 1)
-        rows, cols = b_shape
-        b = Window(pair.b, 0, rows, cols, cols, 1)
+        a, b = whole(pair.a), whole(pair.b)
         if form in (Form.ROWS, Form.EXPERT_ROWS):
             names = ", ".join(last(target.name) for target in place.targets)
             key = (last(pair.name), names)

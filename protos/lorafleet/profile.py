@@ -74,6 +74,18 @@ class EngineProfile:
 
 _T = TypeVar("_T", EngineProfile, LoraModule)
 _SIMPLE: dict[str, type[Any]] = {"str": str, "int": int, "bool": bool}
+_FIELDS: dict[type[Any], dict[str, str]] = {
+    kind: {each.name: str(each.type) for each in fields(kind)}
+    for kind in (EngineProfile, LoraModule)
+}
+_NEEDED: dict[type[Any], list[str]] = {
+    kind: [
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    for kind in (EngineProfile, LoraModule)
+}
 
 
 def _read(kind: type[_T], raw: Any, where: str) -> _T:
@@ -81,16 +93,15 @@ def _read(kind: type[_T], raw: Any, where: str) -> _T:
     if not isinstance(raw, dict):
         raise ValueError(f"{where or 'it'} is {type(raw).__name__}, expected an object")
     values = {name: _value(kind, name, value, where) for name, value in raw.items()}
-    for each in fields(kind):
-        needed = each.default is MISSING and each.default_factory is MISSING
-        if needed and each.name not in values:
-            raise ValueError(f"{where}.{each.name}".lstrip(".") + " is missing")
+    for name in _NEEDED[kind]:
+        if name not in values:
+            raise ValueError(f"{where}.{name}".lstrip(".") + " is missing")
     return kind(**values)
 
 
 def _value(kind: type[EngineProfile] | type[LoraModule], name: str, value: Any, where: str) -> Any:
     path = f"{where}.{name}".lstrip(".")
-    declared = {field.name: str(field.type) for field in fields(kind)}.get(name)
+    declared = _FIELDS[kind].get(name)
     if declared is None:
         raise ValueError(f"{path[:80]!r} is unknown")
     if declared == "ModuleKind":

@@ -69,7 +69,6 @@ class S3Source(ObjectStoreSource):
         if not _REGION.fullmatch(region):
             raise PathNotAllowed(f"source.s3.region {region!r} is not a region's name")
         keys = secret.s3() if secret else None
-        self._bucket = bucket
         self._sent_of = secret.label if secret and keys else None
         self._store = _store(
             bucket,
@@ -109,7 +108,7 @@ class S3Source(ObjectStoreSource):
         region = headers.get("x-amz-bucket-region", "")
         if status in (301, 307, 400) and _REGION.fullmatch(region):
             answer = f"{status} {self.code(body, headers)}".strip()
-            return SourceNotFound(f"bucket {self._bucket} is in region {region} ({answer})")
+            return SourceNotFound(f"{self._bucket_label} is in region {region} ({answer})")
         return super()._explain(status, body, headers)
 
 

@@ -71,25 +71,21 @@ def flat_pairs(
     if len(pairs) == 2:
         roles = [(pairs["base_layer"], GATE_UP, gate_up), (pairs[""], DOWN, down)]
         usual = [_flat_pair(role, config) for role in roles]
-        if _fit(usual):
+        if _possible(usual):
             return usual
         # A model that declares down_proj first has the wrappers the other way round.
         roles = [(pairs[""], GATE_UP, gate_up), (pairs["base_layer"], DOWN, down)]
         swapped = [_flat_pair(role, config) for role in roles]
-        return swapped if _fit(swapped) else usual
+        return swapped if _possible(swapped) else usual
     only = next(iter(pairs.values()))
     roles = [(only, GATE_UP, gate_up), (only, DOWN, down)]
     named = {name.rpartition(".")[2] for name in config.target_parameters}
     flat = [_flat_pair(role, config) for role in roles if role[1] in named]
     if len(flat) != 1:
-        flat = [pair for pair in (_flat_pair(role, config) for role in roles) if _fit([pair])]
+        flat = [pair for pair in (_flat_pair(role, config) for role in roles) if _possible([pair])]
     if len(flat) != 1:
         raise InvalidAdapter(f"cannot tell which parameter {shown(only.name)} adapts")
     return flat
-
-
-def _fit(flat: Sequence[FlatPair]) -> bool:
-    return bool(_possible(flat))
 
 
 def _possible(flat: Sequence[FlatPair]) -> list[bool]:
