@@ -24,8 +24,9 @@ class Background:
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
-        self._coming: dict[int, tuple[Any, Generator[None, None, None]]] = {}
-        self._filling: dict[int, tuple[Any, bool]] = {}  # request, and whether it is a first load
+        # Both with the request, and whether it is a first load.
+        self._coming: dict[int, tuple[Any, bool, Generator[None, None, None]]] = {}
+        self._filling: dict[int, tuple[Any, bool]] = {}
         self._errors: dict[int, str] = {}
 
     def begin(self, request: Any) -> None:
@@ -34,7 +35,8 @@ class Background:
         self._errors.pop(lora_int_id, None)
         resident = lora_int_id in self._residency.manager._registered_adapters
         if not resident and lora_int_id not in self._coming:
-            self._coming[lora_int_id] = request, self._residency.bring_in(request)
+            first = lora_int_id not in self._residency.known
+            self._coming[lora_int_id] = request, first, self._residency.bring_in(request)
 
     def progress(self, lora_int_id: int) -> dict[str, Any]:
         """Go on for a slice. Returns `done`, `error` (empty unless it failed), and `busy`.
@@ -120,8 +122,7 @@ class Background:
         return enqueued
 
     def _build(self, lora_int_id: int, until: float) -> bool:
-        request, parts = self._coming[lora_int_id]
-        first = lora_int_id not in self._residency.known
+        request, first, parts = self._coming[lora_int_id]
         try:
             while True:
                 next(parts)

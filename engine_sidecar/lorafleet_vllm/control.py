@@ -48,11 +48,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Reports:
-    """What the workers said, and when: still true while no adapter was used or moved since."""
+    """What the workers said while nothing was in flight: true until an adapter is used or moved."""
 
     workers: list[dict[str, Any]]
     lookups: int
-    quiet: bool  # nothing was in flight when they were asked
     at: float
 
 
@@ -146,15 +145,14 @@ class Control:
         quiet = not any(self.in_flight(lora_int_id) for lora_int_id in self._loaded)
         known = self._reports
         if (
-            known is not None
-            and known.quiet
-            and quiet
+            quiet
+            and known is not None
             and known.lookups == lookups
             and now - known.at < _IDLE_SECONDS
         ):
             return known.workers
         workers = await self._read_workers("lorafleet_stats")
-        self._reports = Reports(workers, lookups, quiet, now)
+        self._reports = Reports(workers, lookups, now) if quiet else None
         return workers
 
     def in_flight(self, lora_int_id: int) -> int:

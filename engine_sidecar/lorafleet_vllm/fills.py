@@ -7,6 +7,7 @@ that goes on whenever somebody gives it time; a step that needs the slot at once
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ class SlotFills:
         if fill is None:
             return
         if not fill.enqueued:
-            self.advance(lora_int_id, float("inf"))
+            self.advance(lora_int_id, math.inf)
         if fill.event is None or fill.event.query():
             del self._fills[lora_int_id]
         else:  # kept: the next one to need it may be on another stream

@@ -57,18 +57,15 @@ class SlotGate:
         wanted = [loras[each] for each in needed if not self._passes(loras[each])]
         if wanted:
             self._ask(wanted, needed)
+        shut = {each for each, lora in loras.items() if not self._passes(lora)}
         held = []
         for queue, queued in waiting:
-            blocked = [request for request in queued if self._must_wait(request)]
+            blocked = [request for request in queued if _must_wait(request, shut)]
             if blocked:
                 queue.remove_requests(blocked)
                 held.append((queue, blocked))
                 self.held += len(blocked)
         return held
-
-    def _must_wait(self, request: Any) -> bool:
-        lora = request.lora_request
-        return bool(lora) and request.status.name not in _ELSEWHERE and not self._passes(lora)
 
     def _passes(self, lora: Any) -> bool:
         known = lora.lora_int_id in self._ready or lora.lora_int_id in self._refused
@@ -92,6 +89,11 @@ class SlotGate:
         self._asked = None
         self._ready = set.intersection(*(set(answer["ready"]) for answer in answers))
         self._refused.update(*(answer["failed"] for answer in answers))
+
+
+def _must_wait(request: Any, shut: set[int]) -> bool:
+    lora = request.lora_request
+    return bool(lora) and lora.lora_int_id in shut and request.status.name not in _ELSEWHERE
 
 
 def make_gate(core: Any, volume: Volume | None) -> SlotGate | None:

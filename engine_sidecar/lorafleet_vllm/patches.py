@@ -207,9 +207,11 @@ def _count_eviction(original: Any) -> Any:
 
 
 def _wake_up(original: Any) -> Any:
+    from lorafleet_vllm import worker_calls
+
     def wake_up(self: Any, tags: Any = None) -> None:
         original(self, tags)
-        residency = _residency(getattr(self.model_runner, "lora_manager", None))
+        residency = worker_calls.residency_of(self)
         if residency is not None and (tags is None or "weights" in tags):
             residency.refill()
 

@@ -72,11 +72,10 @@ def _part(rows: slice, cols: slice, rest: tuple[Region, ...]) -> Region:
     return (rows, cols) if rest else ALL
 
 
-def check_rank(name: str, rank: int, limit: int) -> int:
-    """Return `rank`. Raises RankTooHigh above `limit`, the engine's max_lora_rank."""
+def check_rank(name: str, rank: int, limit: int) -> None:
+    """Raise RankTooHigh above `limit`, the engine's max_lora_rank."""
     if rank > limit:
         raise RankTooHigh(f"{name}: LoRA rank {rank} is greater than max_lora_rank {limit}")
-    return rank
 
 
 def check_features(name: str, factor: str, found: list[int], wanted: list[int]) -> None:
