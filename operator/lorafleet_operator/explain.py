@@ -133,7 +133,6 @@ def _explain_pool(
 def _snapshot(pool: EnginePool, engine: PoolEngine) -> EngineSnapshot:
     return EngineSnapshot(
         pod_name=engine.pod_name,
-        instance=engine.engine,
         health=engine.health,
         health_message=engine.message,
         base_models=(pool.spec.base_model,),

@@ -199,9 +199,9 @@ async def adapter_changed(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo
     drop_authorship(event["object"])
     if fleet.seen.changed(body):
         fleet.wakeups.wake(_key(body), news=True)
-    if event["type"] == "DELETED":
-        fleet.seen.forget(str(body.metadata.uid))
     gone = event["type"] == "DELETED"
+    if gone:
+        fleet.seen.forget(str(body.metadata.uid))
     if gone or event["type"] == "ADDED" or body.metadata.get("deletionTimestamp"):
         fleet.adapter_came_or_went(_known(body), gone=gone)
 

@@ -70,8 +70,8 @@ class Memory:
         A look counts for its generation and `poll_seconds`, 0 makes it count for ever; a failure
         that may pass for its patience.
         """
-        found = self._looks.get(uid)
-        if found is None or found.generation != generation:
+        found = self._last(uid, generation)
+        if found is None:
             return None
         if found.failures:
             return found if now - found.at < found.patience else None
@@ -81,13 +81,16 @@ class Memory:
 
     def knows(self, uid: str, generation: int) -> bool:
         """Return whether the source was ever looked at under this spec."""
-        found = self._looks.get(uid)
-        return found is not None and found.generation == generation
+        return self._last(uid, generation) is not None
 
     def failures(self, uid: str, generation: int) -> int:
         """Return how many looks in a row have failed under this spec."""
+        found = self._last(uid, generation)
+        return found.failures if found is not None else 0
+
+    def _last(self, uid: str, generation: int) -> Look | None:
         found = self._looks.get(uid)
-        return found.failures if found is not None and found.generation == generation else 0
+        return found if found is not None and found.generation == generation else None
 
     def failed_with_secret(self, uid: str) -> bool:
         """Return whether the last look failed, for a reason that may pass, with a Secret."""

@@ -52,10 +52,11 @@ def place(facts: Facts, fleet: Fleet) -> None:
         facts.placed = Placed(blocked=(Reason.NAME_TAKEN, text), lost_name=True)
         return
     entry = planner.plan.entries[facts.key]
+    want = wanted(planner.plan, entry)
     facts.placed = Placed(
         pods=tuple(sorted(entry.chosen)),
-        wanted=wanted(planner.plan, entry),
-        blocked=blocked(planner.plan, entry),
+        wanted=want,
+        blocked=blocked(planner.plan, entry, want),
         displaced=displaced_from(planner.plan, entry),
     )
 
@@ -65,9 +66,7 @@ def see_chosen(facts: Facts, fleet: Fleet, planner: PoolPlanner) -> None:
 
     Those that were only chosen now say of the content what another of their profile said.
     """
-    status = facts.adapter.status
-    known = AdapterDemand.from_adapter(facts.adapter)
-    concerned = planner.plan.concerned(known, (status.digest, *status.history))
+    concerned = planner.concerned(facts.adapter)
     said = {
         id(view.profile): facts.verdicts[view.uid]
         for view in facts.engines

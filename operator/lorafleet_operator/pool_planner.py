@@ -83,15 +83,18 @@ class PoolPlanner:
         Those that have it, had it or should have it, those of the pods that are `refusing` (UIDs),
         and one of each profile, to tell what the others of that profile say of its content.
         """
-        status = adapter.status
-        demand = AdapterDemand.from_adapter(adapter)
-        concerned = self.plan.concerned(demand, (status.digest, *status.history))
         if self._samples is None:
             self._samples = {id(profile): name for name, profile in self.profiles.items()}
-        names = {*concerned, *self._samples.values()} & self.members.keys()
+        names = {*self.concerned(adapter), *self._samples.values()} & self.members.keys()
         if refusing:
             names |= {name for name, pod in self.members.items() if pod.uid in refusing}
         return [self.members[name] for name in sorted(names)]
+
+    def concerned(self, adapter: LoRAAdapter) -> set[str]:
+        """Return the engines that have the adapter, one of its revisions, or should have it."""
+        status = adapter.status
+        revisions = (status.digest, *status.history)
+        return self.plan.concerned(AdapterDemand.from_adapter(adapter), revisions)
 
     def of_profile(self, profile: EngineProfile) -> list[str]:
         """Return the members that take the same."""
@@ -128,11 +131,7 @@ class PoolPlanner:
     def forget(self, key: str) -> None:
         """Forget an adapter that is gone."""
         self.plan.drop_adapter(key)
-        served_name, _ = self._claims.pop(key, ("", ""))
-        claims = self._names.get(served_name, {})
-        claims.pop(key, None)
-        if not claims:
-            self._names.pop(served_name, None)
+        self._unclaim(key)
 
     def claim(self, key: str, served_name: str, created: str) -> str | None:
         """Claim a served name; return the older adapter that owns it, None if it is this one's.
@@ -140,8 +139,7 @@ class PoolPlanner:
         Age decides, then the key, so that both sides come to the same answer without talking.
         """
         if self._claims.get(key) != (served_name, created):
-            before, _ = self._claims.get(key, ("", ""))
-            self._names.get(before, {}).pop(key, None)
+            self._unclaim(key)
             self._claims[key] = (served_name, created)
         claims = self._names.setdefault(served_name, {})
         claims[key] = created
@@ -149,6 +147,13 @@ class PoolPlanner:
             return None
         owner = min(claims, key=lambda each: (claims[each], each))
         return None if owner == key else owner
+
+    def _unclaim(self, key: str) -> None:
+        served_name, _ = self._claims.pop(key, ("", ""))
+        claims = self._names.get(served_name, {})
+        claims.pop(key, None)
+        if not claims:
+            self._names.pop(served_name, None)
 
     def claimants(self, served_name: str) -> list[str]:
         """Return the adapters that claim a served name."""
@@ -166,8 +171,6 @@ def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> En
         health = EngineHealth.READY if view.ill_for < grace_seconds else health
     facts = EngineSnapshot(
         pod_name=view.pod.name,
-        pod_uid=view.uid,
-        instance=view.instance,
         node=view.pod.node,
         zone=view.zone,
         health=health,

@@ -22,8 +22,6 @@ class EngineSnapshot:
     """
 
     pod_name: str
-    pod_uid: str = ""
-    instance: str = ""  # changes with every start of vLLM
     node: str = ""
     zone: str = ""
     health: EngineHealth = EngineHealth.READY

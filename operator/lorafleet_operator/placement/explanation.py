@@ -88,12 +88,13 @@ class Explanation:
 def explanation(planner: Planner, key: str) -> Explanation:
     """Return why the adapter is where it is. Raises KeyError for one that is not in the plan."""
     entry = planner.entries[key]
+    want = wanted(planner, entry)
     return Explanation(
         adapter=key,
         chosen=tuple(sorted(entry.chosen)),
-        wanted=wanted(planner, entry),
-        blocked=blocked(planner, entry),
-        engines=tuple(_lines(planner, entry, planner.board.carriers)),
+        wanted=want,
+        blocked=blocked(planner, entry, want),
+        engines=tuple(_lines(planner, entry, planner.board.carriers, want)),
     )
 
 
@@ -128,9 +129,9 @@ def wanted(planner: Planner, entry: Entry) -> int:
     return count
 
 
-def blocked(planner: Planner, entry: Entry) -> tuple[Reason, str] | None:
-    """Return why the adapter gets fewer engines than it wants, None if it gets them all."""
-    chosen, want = len(entry.chosen), wanted(planner, entry)
+def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | None:
+    """Return why the adapter gets fewer engines than it wants (`want`), None if it gets them all."""
+    chosen = len(entry.chosen)
     carriers = planner.board.carriers
     if entry.demand.policy is Policy.ON_DEMAND:
         return None
@@ -143,13 +144,13 @@ def blocked(planner: Planner, entry: Entry) -> tuple[Reason, str] | None:
     if not refused:
         return Reason.NO_CAPACITY, f"{counts}: the pool has {len(carriers)}"
     shown = sorted(refused)[:_NAMED_ENGINES]
-    details = [f"{line.engine}: {line.text}" for line in _lines(planner, entry, shown)]
+    details = [f"{line.engine}: {line.text}" for line in _lines(planner, entry, shown, want)]
     if len(refused) > len(shown):
         details.append(f"and {len(refused) - len(shown)} more")
     # One engine of each kind says what all say, but for those that have the adapter.
     samples = {carriers[name].kind: name for name in refused}
     said = {*samples.values(), *(planner.holders(entry.demand) & refused)}
-    reasons = {line.reason for line in _lines(planner, entry, said) if line.reason}
+    reasons = {line.reason for line in _lines(planner, entry, said, want) if line.reason}
     short = entry.demand.limit is not None and bool(chosen)
     return _summary(reasons, short=short), f"{counts}: {'; '.join(details)}"
 
@@ -164,11 +165,11 @@ def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
     )
 
 
-def _lines(planner: Planner, entry: Entry, names: Iterable[str]) -> Iterator[EngineLine]:
+def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> Iterator[EngineLine]:
     """Yield one line for each of these engines, by their names."""
     demand, loaded = entry.demand, planner.board.loaded_on(entry.demand.key)
     holders = planner.holders(demand)
-    enough = f"{len(entry.chosen)} of {wanted(planner, entry)} engines chosen"
+    enough = f"{len(entry.chosen)} of {want} engines chosen"
     if demand.policy is Policy.ON_DEMAND:
         enough = "no request has asked for it there"
     for name in sorted(names):

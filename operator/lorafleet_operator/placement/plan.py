@@ -49,10 +49,13 @@ def plan(
     """
     planner = planned(adapters, engines)
     entries = sorted(planner.entries.items())
+    want = {key: wanted(planner, entry) for key, entry in entries}
     return PlacementPlan(
         assignments={key: tuple(sorted(entry.chosen)) for key, entry in entries},
-        wanted={key: wanted(planner, entry) for key, entry in entries},
-        blocked={key: block for key, entry in entries if (block := blocked(planner, entry))},
+        wanted=want,
+        blocked={
+            key: block for key, entry in entries if (block := blocked(planner, entry, want[key]))
+        },
         why={
             key: explanation(planner, key)
             for key, _ in entries

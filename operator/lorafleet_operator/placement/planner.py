@@ -78,8 +78,7 @@ class Planner:
         """Forget an engine that left the pool."""
         carrier = self.board.carriers.get(pod_name)
         if carrier is not None:
-            for key in list(carrier.adapters):
-                self._remove(self.entries[key], carrier)
+            self._clear(carrier)
             self.board.drop_engine(pod_name)
             self._fresh.discard(pod_name)
 
@@ -117,9 +116,7 @@ class Planner:
     def settle(self) -> set[str]:
         """Choose what the changed facts ask for; return the adapters whose engines changed."""
         for name in self._fresh:
-            carrier = self.board.carriers[name]
-            for key in list(carrier.adapters):
-                self._remove(self.entries[key], carrier)
+            self._clear(self.board.carriers[name])
         seekers = self._dirty | self._was.keys()
         ranks = in_turn((self.entries[key].demand for key in seekers), self._placed)
         for key in sorted(seekers, key=ranks.__getitem__):
@@ -291,6 +288,10 @@ class Planner:
         self._placed[entry.demand.tenant] += not entry.chosen
         entry.chosen[carrier.engine.pod_name] = why
         self.board.put(carrier, entry.demand)
+
+    def _clear(self, carrier: Carrier) -> None:
+        for key in list(carrier.adapters):
+            self._remove(self.entries[key], carrier)
 
     def _remove(self, entry: Entry, carrier: Carrier) -> None:
         self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
