@@ -97,6 +97,11 @@ API_SIDE = (
     Wanted(_ENGINE, "AsyncLLM.collective_rpc", ("method", "timeout", "args", "kwargs")),
 )
 
+# What shows adapters by their served names in vLLM's own metrics; without it revisions are shown.
+METRICS_SIDE = (
+    Wanted("vllm.v1.engine.output_processor", "OutputProcessor.add_request", ("request", "prompt")),
+)
+
 
 def check(version: str, wanted: tuple[Wanted, ...]) -> str:
     """Return "ok", or in one line why the plugin must stay inactive in vLLM `version`."""

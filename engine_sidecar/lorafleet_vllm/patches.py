@@ -2,7 +2,7 @@
 
 Worker side: the LoRA managers hand adapters of ours to `Residency`, all others go on to vLLM's own
 method. Engine core: the scheduler holds back requests of adapters that have no slot yet. API side:
-the table of served names and the control socket. Both managers are wrapped:
+the table of served names, the control socket, and what vLLM's metrics call an adapter. Both managers are wrapped:
 `LRUCacheWorkerLoRAManager.add_adapter` does not call its parent's.
 """
 
@@ -33,6 +33,7 @@ def apply() -> str:
     else:
         _patch_workers()
         _patch_core()
+        _patch_metrics()
     _patch_api_server(reason)
     return reason
 
@@ -251,6 +252,31 @@ def _schedule(original: Any) -> Any:
             return original(self, *args, **kwargs)
 
     return schedule
+
+
+def _patch_metrics() -> None:
+    reason = compat.check(vllm.__version__, compat.METRICS_SIDE)
+    if reason != compat.OK:
+        _log.warning("lorafleet: vLLM's metrics show revisions, not served names: %s", reason)
+        return
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    _wrap(OutputProcessor, "add_request", _count_under_served_name)
+
+
+def _count_under_served_name(original: Any) -> Any:
+    """Let a request count under the name that it asked for: routers look for that name."""
+    volume = volume_from_environment()
+
+    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        from lorafleet_vllm.served_names import shown_name
+
+        original(self, request, *args, **kwargs)
+        state = self.request_states.get(request.request_id)
+        if volume is not None and state is not None and request.lora_request is not None:
+            state.lora_name = shown_name(volume, request.lora_request)
+
+    return add_request
 
 
 def _patch_api_server(reason: str) -> None:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from lorafleet_vllm.settings import Volume
 
 
+def shown_name(volume: Volume, request: Any) -> str:
+    """Return the name that clients know the adapter of `request` (a LoRARequest) by."""
+    name = str(request.lora_name)
+    return name.rpartition("@")[0] if volume.revision_of(request.lora_path) is not None else name
+
+
 class ServedNames(dict[str, Any]):
     """Served name -> LoRARequest, in place of OpenAIServingModels.lora_requests.
 
@@ -66,8 +72,7 @@ class ServedNames(dict[str, Any]):
 
     def shown_name(self, request: Any) -> str:
         """Return the name that clients know the adapter of `request` by."""
-        name = str(request.lora_name)
-        return name.rpartition("@")[0] if self.is_ours(request) else name
+        return shown_name(self._volume, request)
 
     def rewrite_cards(self, cards: Iterable[Any]) -> list[Any]:
         """Return vLLM's model cards with ours under their served names, each once."""

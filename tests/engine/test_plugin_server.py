@@ -11,6 +11,7 @@ import httpx
 import pytest
 import tiny_models
 from engine_server import SERVED
+from prometheus_client.parser import text_string_to_metric_families
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -243,6 +244,42 @@ def test_clients_see_served_names_only(
     )
     assert answer.json()["model"] == "t/a"
     server.api.post("/v1/unload_lora_adapter", json={"lora_name": "plain"})
+
+
+async def test_vllms_metrics_tell_routers_the_served_names(
+    server: EngineServer, digests: dict[str, str], adapters: dict[str, Path]
+) -> None:
+    """The LoRA scorer of the Gateway API inference extension looks for the request's `model`."""
+    server.load_stock("plain", adapters["b"])
+    server.serve("t/a", digests["a"])
+    long = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        running = [
+            asyncio.create_task(client.post("/v1/completions", json={"model": name, **long}))
+            for name in ("t/a", "plain")
+        ]
+        seen: set[str] = set()
+        while seen != {"t/a", "plain"}:
+            assert not all(task.done() for task in running), seen
+            info = lora_info(await client.get("/metrics"))
+            seen = set(filter(None, info["running_lora_adapters"].split(",")))
+            assert seen <= {"t/a", "plain"}
+        for task in running:
+            assert (await task).status_code == 200
+        assert lora_info(await client.get("/metrics"))["max_lora"] == "2"
+    server.api.post("/v1/unload_lora_adapter", json={"lora_name": "plain"})
+
+
+def lora_info(answer: httpx.Response) -> dict[str, str]:
+    """Return the labels of the newest vllm:lora_requests_info, as an endpoint picker finds them."""
+    series = [
+        sample
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.name == "vllm:lora_requests_info"
+    ]
+    newest = max(series, key=lambda sample: sample.value, default=None)
+    return newest.labels if newest else {"running_lora_adapters": ""}
 
 
 @pytest.mark.parametrize("loader", ["direct", "device"])
