@@ -35,6 +35,9 @@ def soil(manager: Any, index: int) -> None:
     for layer in manager.modules.values():
         for tensor in stacked(layer).values():
             tensor[index].fill_(7)
+    residency = getattr(manager, "lorafleet", None)
+    if residency is not None:
+        residency.fills.give_way()  # not the plugin's own write
 
 
 def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:

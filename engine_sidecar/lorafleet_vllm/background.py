@@ -1,12 +1,16 @@
-"""Loads and rebuilds that a worker does beside its steps: a little at a time, between two of them.
+"""Loads and rebuilds that a worker does beside its steps: a little at a time.
 
-Driven from outside, by the loader of a new revision (control socket) and by the gate in the engine
-core that holds back the requests of an adapter without a slot. Every call does a bounded piece.
+Asked for from outside, by the loader of a new revision (control socket) and by the gate in the engine
+core that holds back the requests of an adapter without a slot. While there are steps, the work is
+done behind each: it has been launched, and the host would only wait for the device. Without steps
+the calls from outside do it. Every call does a bounded piece.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import EngineRejected
@@ -16,7 +20,18 @@ if TYPE_CHECKING:
 
     from lorafleet_vllm.residency import Residency
 
-SLICE_SECONDS = 0.0005  # of the host's time, for one call; a decode step takes 5 ms
+SLICE_SECONDS = 0.002  # of the host's time, for one call; a decode step keeps the device for 5 ms
+_log = logging.getLogger("vllm.lorafleet")
+
+
+@dataclass
+class _Coming:
+    """An adapter that is being built; `built` when only its registering is left."""
+
+    request: Any
+    first: bool
+    parts: Generator[bool, None, None]
+    built: bool = False
 
 
 class Background:
@@ -24,10 +39,11 @@ class Background:
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
-        # Both with the request, and whether it is a first load.
-        self._coming: dict[int, tuple[Any, bool, Generator[None, None, None]]] = {}
+        self._coming: dict[int, _Coming] = {}
+        # With the request, and whether it is a first load.
         self._filling: dict[int, tuple[Any, bool]] = {}
         self._errors: dict[int, str] = {}
+        self._stepped = False  # a step ran, and work behind it, since the last call from outside
 
     def begin(self, request: Any) -> None:
         """Start to bring the adapter of `request` in, unless it is there or on its way."""
@@ -36,19 +52,34 @@ class Background:
         resident = lora_int_id in self._residency.manager._registered_adapters
         if not resident and lora_int_id not in self._coming:
             first = lora_int_id not in self._residency.known
-            self._coming[lora_int_id] = request, first, self._residency.bring_in(request)
+            self._coming[lora_int_id] = _Coming(request, first, self._residency.bring_in(request))
+
+    def behind_step(self) -> None:
+        """Go on for a slice while the device is busy with the step that was just launched.
+
+        Nothing is registered: that may take a slot away from an adapter whose step is not launched
+        to its end.
+        """
+        if not self._coming and not self._residency.fills.unfinished():
+            return
+        try:
+            self._go_on(register=False)
+            self._stepped = True
+        except Exception:
+            # The step is right without it; whoever asked for the work meets the error itself.
+            _log.exception("lorafleet: the work behind a step failed")
 
     def progress(self, lora_int_id: int) -> dict[str, Any]:
         """Go on for a slice. Returns `done`, `error` (empty unless it failed), and `busy`.
 
-        `busy`: there is more for the host to do; else it is the device that is waited for.
+        `busy`: there is more for the caller to do; else it is the device or steps that are waited for.
         """
-        self._go_on()
+        stepped = self._between()
         error = self._errors.pop(lora_int_id, "")
         return {
             "done": bool(error) or self._is_done(lora_int_id),
             "error": error,
-            "busy": bool(self._coming or self._residency.fills.unfinished()),
+            "busy": not stepped and bool(self._coming or self._residency.fills.unfinished()),
         }
 
     def fetch(self, wanted: Sequence[Any], needed: Sequence[int]) -> dict[str, Any]:
@@ -69,7 +100,7 @@ class Background:
                 self._activate(request, needed)
             else:
                 self.begin(request)
-        self._go_on()
+        self._between()
         return {"ready": residency.ready(), "failed": failed}
 
     def forget(self, lora_int_id: int) -> None:
@@ -93,7 +124,18 @@ class Background:
         with residency.parts():
             manager.activate_adapter(lora_int_id)
 
-    def _go_on(self) -> None:
+    def _between(self) -> bool:
+        """Do what is due between two steps; returns whether steps do the rest."""
+        stepped, self._stepped = self._stepped, False
+        if not stepped:
+            self._go_on(register=True)
+        elif any(coming.built for coming in self._coming.values()):
+            with self._residency.parts():
+                for lora_int_id in [key for key, each in self._coming.items() if each.built]:
+                    self._build(lora_int_id, until=0.0, register=True)
+        return stepped
+
+    def _go_on(self, *, register: bool) -> None:
         """Do some of the oldest work; one part of it at least, however long that takes."""
         residency = self._residency
         until = time.perf_counter() + SLICE_SECONDS
@@ -104,7 +146,7 @@ class Background:
                 elif not self._fill(lora_int_id, until):
                     return
             for lora_int_id in list(self._coming):
-                if not self._build(lora_int_id, until):
+                if not self._build(lora_int_id, until, register=register):
                     return
 
     def _fill(self, lora_int_id: int, until: float) -> bool:
@@ -121,18 +163,18 @@ class Background:
             self._filling.pop(lora_int_id, None)
         return enqueued
 
-    def _build(self, lora_int_id: int, until: float) -> bool:
-        request, first, parts = self._coming[lora_int_id]
+    def _build(self, lora_int_id: int, until: float, *, register: bool) -> bool:
+        """Go on with one that is coming; returns whether there is time left for another."""
+        coming = self._coming[lora_int_id]
         try:
-            while True:
-                next(parts)
-                if time.perf_counter() >= until:
+            while register or not coming.built:
+                coming.built = next(coming.parts)
+                if time.perf_counter() >= until and not (register and coming.built):
                     return False
         except StopIteration:
             del self._coming[lora_int_id]
-            self._filling[lora_int_id] = request, first
-            return True
+            self._filling[lora_int_id] = coming.request, coming.first
         except EngineRejected as error:
             self._coming.pop(lora_int_id, None)
             self._errors[lora_int_id] = str(error)
-            return True
+        return True

@@ -73,6 +73,7 @@ WORKER_SIDE = (
         ("lora_a", "lora_b"),
     ),
     Wanted("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("tags",)),
+    Wanted("vllm.v1.worker.gpu_worker", "Worker.execute_model", ("scheduler_output",)),
     # What the proof reads slots by.
     Wanted("vllm.model_executor.models.utils", "WeightsMapper._map_name", ("key",)),
     Wanted(_LINEAR, "QKVParallelLinear._get_shard_offset_mapping", ("loaded_shard_id",)),

@@ -22,6 +22,7 @@ from lorafleet_vllm.spot import Spot, spot_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from lorafleet_vllm.blank import Blank
     from lorafleet_vllm.pieces import Fill, Region
 
 NARROW_BYTES = 128
@@ -65,7 +66,8 @@ class Detour(NamedTuple):
 class Copies:
     """What fills have to do: `enqueue` does it for one slot.
 
-    `first` are copies whose values are still to be scaled, `rest` are the others.
+    `first` are copies whose values are still to be scaled, `rest` are the others; of the buffers
+    `blank` get nothing but zeros.
     """
 
     def __init__(self, fills: Iterable[Fill]) -> None:
@@ -75,8 +77,14 @@ class Copies:
         self.rest: list[Move] = []
         self.scaled = Batch(multiply)
         self.scaled_by_expert: list[tuple[Spot, torch.Tensor]] = []
+        self.written: list[torch.Tensor] = []
+        self.blank: list[torch.Tensor] = []
         small: defaultdict[torch.dtype, list[Small]] = defaultdict(list)
         for fill in fills:
+            if not fill.pieces:
+                self.blank.append(fill.slots)
+                continue
+            self.written.append(fill.slots)
             for region in fill.zeros:
                 self._zero(fill.slots, region)
             for piece in fill.pieces:
@@ -110,11 +118,14 @@ class Copies:
         if 0 not in spot.shape:
             self.zeros.add(spot)
 
-    def enqueue(self, index: int) -> None:
+    def enqueue(self, index: int, blank: Blank) -> None:
         """Fill slot `index`, on the current stream.
 
         What the device has to do with what arrives is done while `rest` arrives.
         """
+        blank.take(self.written, index)
+        if lacking := blank.lacking(self.blank, index):
+            torch._foreach_zero_([slots[index] for slots in lacking])
         self.zeros.enqueue(index)
         arrived = [(detour, detour.load()) for detour in self.detours]
         for move in self.first:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lorafleet_vllm.blank import Blank
 from lorafleet_vllm.slots import write_layer
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class SlotFills:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._fills: dict[int, _Fill] = {}
+        self._blank = Blank()
 
     def start(self, lora_int_id: int, plan: SlotPlan, index: int) -> None:
         """Begin to write `plan` into slot `index`; whatever was on its way into it is dropped."""
@@ -62,7 +64,7 @@ class SlotFills:
         fill = self._fills[lora_int_id]
         with torch.cuda.stream(self._stream):
             for layer in fill.layers:
-                write_layer(layer, fill.index)
+                write_layer(layer, fill.index, self._blank)
                 if time.perf_counter() >= until:
                     return False
             fill.enqueued = True
@@ -97,7 +99,11 @@ class SlotFills:
         """Forget the adapter's fill; layers that were enqueued are still written."""
         self._fills.pop(lora_int_id, None)
 
-    def join(self) -> None:
-        """Make vLLM's stream wait for all writes so far, before it writes to slots itself."""
+    def give_way(self) -> None:
+        """Let others write to slots: what they hold is not known any more.
+
+        vLLM's stream waits for all writes so far.
+        """
+        self._blank.forget()
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)

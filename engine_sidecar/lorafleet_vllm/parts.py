@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def exhaust(parts: Generator[None, None, T]) -> T:
+def exhaust(parts: Generator[object, None, T]) -> T:
     """Do all of it now; returns its result."""
     while True:
         try:

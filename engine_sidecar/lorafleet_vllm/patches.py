@@ -76,6 +76,7 @@ def _patch_workers() -> None:
     _wrap(LRUCacheLoRAModelManager, "activate_adapter", _count_slot_eviction)
     _wrap(LRUCacheLoRAModelManager, "remove_oldest_adapter", _count_eviction)
     _wrap(Worker, "wake_up", _wake_up)
+    _wrap(Worker, "execute_model", _execute_model)
     for call in (
         worker_calls.lorafleet_begin,
         worker_calls.lorafleet_progress,
@@ -217,6 +218,19 @@ def _wake_up(original: Any) -> Any:
             residency.refill()
 
     return wake_up
+
+
+def _execute_model(original: Any) -> Any:
+    from lorafleet_vllm import worker_calls
+
+    def execute_model(self: Any, scheduler_output: Any) -> Any:
+        result = original(self, scheduler_output)
+        residency = worker_calls.residency_of(self)
+        if residency is not None:
+            residency.background.behind_step()
+        return result
+
+    return execute_model
 
 
 def _patch_core() -> None:

@@ -111,10 +111,11 @@ class Residency:
 
     def bring_in(
         self, request: Any, staged: Sequence[DeviceModule] = ()
-    ) -> Generator[None, None, None]:
+    ) -> Generator[bool, None, None]:
         """Make the adapter of `request` resident, as `add` has it; yields after each small part.
 
-        Raises EngineRejected, with everything else as it was; nothing is registered before the end.
+        Yields True once, when only registering it is left. Raises EngineRejected, with everything
+        else as it was; nothing is registered before the end.
         """
         lora_int_id = request.lora_int_id
         again = lora_int_id in self.known
@@ -124,6 +125,7 @@ class Residency:
             )
             if None not in self.manager.lora_index_to_id:
                 yield from self.stats.timed_parts("build", _planned(model))
+            yield True
             if lora_int_id in self.manager._registered_adapters:
                 return  # a step needed it meanwhile
             with self.stats.device_memory(self.device):
@@ -219,7 +221,7 @@ class Residency:
         manager = self.manager
         model = manager._registered_adapters.get(lora_int_id)
         if not isinstance(model, direct.ReadyModel):
-            self.fills.join()  # vLLM writes on its own stream: our writes to the slot come first
+            self.fills.give_way()  # vLLM writes to the slot, behind what we have written
             return original(manager, lora_int_id)
         if lora_int_id in manager._active_adapters:
             return False
@@ -245,6 +247,7 @@ class Residency:
     def refill(self) -> None:
         """Write every slot again: the device memory behind them was taken away meanwhile."""
         manager = self.manager
+        self.fills.give_way()
         for lora_int_id in list(manager._active_adapters):
             manager.deactivate_adapter(lora_int_id)
             manager.activate_adapter(lora_int_id)

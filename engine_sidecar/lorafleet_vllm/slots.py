@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from lorafleet_vllm.blank import Blank
 from lorafleet_vllm.copies import Copies
 from lorafleet_vllm.crate import SMALL_BYTES
 
@@ -120,18 +121,20 @@ class SlotPlan:
 
 def write_plan(plan: SlotPlan, index: int) -> None:
     """Write all of `plan` into slot `index`, on the current stream."""
+    blank = Blank()
     for layer in plan:
-        write_layer(layer, index)
+        write_layer(layer, index, blank)
 
 
-def write_layer(layer: LayerFill, index: int) -> None:
+def write_layer(layer: LayerFill, index: int, blank: Blank) -> None:
     """Write one layer's share into slot `index`: only enqueued, on the current CUDA stream.
 
-    It never waits for the device. Its temporary device memory is at most what the layer's sources
-    take, and free again when the device is done.
+    What is `blank` there already is not zeroed again. It never waits for the device. Its temporary
+    device memory is at most what the layer's sources take, and free again when the device is done.
     """
-    layer.copies.enqueue(index)
+    layer.copies.enqueue(index, blank)
+    blank.take(layer.enabled, index)
     for flags in layer.enabled:
         flags[index : index + 1].fill_(1)
-    for flags in layer.disabled:
+    for flags in blank.lacking(layer.disabled, index):
         flags[index : index + 1].fill_(0)

@@ -49,8 +49,11 @@ class WorkerStats:
         finally:
             self.seconds[phase] += time.perf_counter() - start  # type: ignore[assignment]
 
-    def timed_parts(self, phase: str, parts: Generator[None, None, T]) -> Generator[None, None, T]:
-        """Add the seconds of `parts` to `phase`, without those of whoever runs in between."""
+    def timed_parts(self, phase: str, parts: Generator[None, None, T]) -> Generator[bool, None, T]:
+        """Add the seconds of `parts` to `phase`, without those of whoever runs in between.
+
+        Yields False after each.
+        """
         while True:
             with self.timed(phase):
                 try:
@@ -58,7 +61,7 @@ class WorkerStats:
                 except StopIteration as stop:
                     result: T = stop.value
                     return result
-            yield
+            yield False
 
     @contextmanager
     def device_memory(self, device: torch.device, *, more: bool = False) -> Iterator[None]:

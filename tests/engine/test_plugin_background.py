@@ -153,10 +153,10 @@ def test_a_fill_that_fails_leaves_nothing_and_its_line(
     request = staged(engine, 2, seed=2)
     whole, written = fills.write_layer, itertools.count()
 
-    def breaking(layer: Any, index: int) -> None:
+    def breaking(layer: Any, index: int, blank: Any) -> None:
         if next(written) == 3:
             raise RuntimeError("the bus is on fire")
-        whole(layer, index)
+        whole(layer, index, blank)
 
     monkeypatch.setattr(fills, "write_layer", breaking)
     engine.residency.background.begin(request)
@@ -182,3 +182,37 @@ def test_slots_are_written_again_after_their_memory_was_taken_away(engine: Any) 
     for number, before in zip((1, 2), expected, strict=True):
         assert differing(slot_of(engine, number), before) == []
     assert engine.residency.stats.refills == 1
+
+
+def test_work_behind_steps_is_done_for_the_caller_but_registers_nothing(engine: Any) -> None:
+    request = staged(engine, 1, seed=1)
+    background = engine.residency.background
+    background.begin(request)
+    for _ in range(400):
+        background.behind_step()
+    assert engine.lora.list_adapters() == set()  # built, and that is all
+    answer = background.progress(1)
+    assert (answer["busy"], answer["done"]) == (False, False)
+    assert engine.lora.list_adapters() == {1}
+    for _ in range(400):
+        background.behind_step()
+    assert background.progress(1) == {"done": True, "error": "", "busy": False}
+    found = slot_of(engine, 1)
+    engine.lora.remove_adapter(1)
+    assert differing(load_for_step(engine.lora, request), found) == []
+
+
+def test_a_load_goes_on_behind_the_steps_of_others(engine: Any) -> None:
+    running, coming = staged(engine, 1, seed=1), staged(engine, 2, seed=2)
+    load(engine, running)
+    ask(engine, running, 200)
+    background, core = engine.residency.background, engine.llm.llm_engine
+    core.step()
+    background.begin(coming)
+    steps = 0
+    while not background.progress(2)["done"]:
+        core.step()
+        steps += 1
+    assert steps >= len(engine.manager.get_adapter(2).plan.layers)  # one part behind each
+    assert core.has_unfinished_requests()
+    run(engine)

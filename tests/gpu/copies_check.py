@@ -17,6 +17,7 @@ from typing import Any
 import plain_slot
 import torch
 from copies_rig import CUDA, DEVICE, Memory, launches, say, seconds, slots
+from lorafleet_vllm.blank import Blank
 from lorafleet_vllm.copy2d import copy_rows, pitched
 from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
@@ -43,7 +44,7 @@ def check(fact: bool, what: str) -> None:
 def one(name: str, fills: list[Fill], **more: Any) -> None:
     """Check and time one layer of fills."""
     layer = LayerFill(tuple(fills))
-    write_layer(layer, 1)
+    write_layer(layer, 1, Blank())
     equal = all(torch.equal(fill.slots[1].cpu(), plain_slot.plainly(fill)) for fill in fills)
     untouched = all(bool((fill.slots[0] == 7).all()) for fill in fills)
     check(equal and untouched, f"{name}: bits differ")
@@ -58,7 +59,7 @@ def on_device(name: str, layer: LayerFill) -> dict[str, Any]:
 
     def act() -> None:
         with torch.cuda.stream(stream):
-            write_layer(layer, 1)
+            write_layer(layer, 1, Blank())
 
     act()
     torch.cuda.synchronize()
