@@ -47,6 +47,14 @@ def oci(reference: str) -> Json:
     return {"oci": {"reference": reference}}
 
 
+def rollout(**fields: Any) -> Json:
+    return adapter(rollout=fields)
+
+
+def canary(**fields: Any) -> Json:
+    return rollout(canary=fields)
+
+
 GCS: Json = {"gcs": {"bucket": "models", "prefix": "sql", "endpoint": "https://gcs.example"}}
 AZURE: Json = {
     "azureBlob": {
@@ -148,6 +156,18 @@ CASES = [
         adapter(placement={"policy": "Spread", "replicas": 2}),
         adapter(placement={"replicas": 2}),
     ),
+    Case(rules.SHARE, rollout(maxUnavailable="25%"), rollout(maxUnavailable="0.5")),
+    Case(rules.SHARE, rollout(maxSurge=3, maxUnavailable=0), rollout(maxSurge=-1)),
+    Case(rules.SHARE_OF_AT_LEAST_ONE, canary(engines=1), canary(engines=0)),
+    Case(rules.SHARE_OF_AT_LEAST_ONE, canary(engines="100%"), canary(engines="0%")),
+    Case(rules.ERROR_RATE, canary(maxErrorRate="0.5%"), canary(maxErrorRate="101%")),
+    Case(rules.ERROR_RATE, canary(maxErrorRate=0), canary(maxErrorRate=101)),
+    Case(rules.ROLLOUT_CAN_MOVE, rollout(maxSurge=0, maxUnavailable=1), rollout(maxSurge="0%")),
+    Case(
+        rules.ROLLOUT_CAN_MOVE,
+        rollout(maxSurge="1%", maxUnavailable="0%"),
+        rollout(maxSurge=0, maxUnavailable="0%"),
+    ),
     Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget=1 << 33), pool(hostMemoryBudget=0)),
@@ -201,6 +221,9 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (adapter(placement={"policy": "Spread", "replicas": 0}), "greater than or equal to 1"),
         (adapter(drainTimeoutSeconds=-1), "spec.drainTimeoutSeconds"),
         (adapter(revisionHistoryLimit=21), "spec.revisionHistoryLimit"),
+        (adapter(revision="sha256:0"), "spec.revision"),
+        (rollout(canary={"trafficPercent": 0}), "spec.rollout.canary.trafficPercent"),
+        (rollout(canary={"probe": {"maxTokens": 0}}), "spec.rollout.canary.probe.maxTokens"),
         (adapter(dropUnmatched="all"), 'supported values: "tower"'),
         (adapter(source={"gcs": {"bucket": "A"}}), "spec.source.gcs.bucket"),
         (adapter(source={"azureBlob": {"account": "models"}}), "spec.source.azureBlob.container"),

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from . import names, rules
 from .fields import BaseModelName, Conditions, Digest, Int32, Int64, LocalReference, Message
 from .meta import ApiModel, ObjectMeta
+from .rollout import CanaryStatus, Draining, Revision, RolledBack, Rollout
 from .rules import validations
 from .source import AdapterSource
 
@@ -87,6 +88,14 @@ class LoRAAdapterSpec(ApiModel):
     priority: Int32 = Field(default=0, ge=-1_000_000, le=1_000_000)
     """More is more important: where there is no room, adapters of lower priority that are not pinned
     give way, the least important first and as few as will do."""
+    rollout: Rollout = Field(
+        default_factory=Rollout, json_schema_extra={"default": Rollout().to_api()}
+    )
+    """How engines change from one revision to the next."""
+    revision: str | None = Field(default=None, max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")
+    """Serve this revision instead of what the source holds: status.digest or one of status.history.
+    The source is not read and nothing is sent to engines that have it. Left out: what the source
+    holds."""
     revision_history_limit: Int32 = Field(default=2, ge=0, le=20)
     """How many earlier revisions stay staged for a rollback."""
     drain_timeout_seconds: Int32 = Field(default=60, ge=0, le=3600)
@@ -119,6 +128,8 @@ class AdapterEngine(ApiModel):
     """Where this engine's copy is: gpu, host, staged or source."""
     published: bool = False
     """Whether the served name points at this revision on this engine."""
+    canary: bool = False
+    """Whether the engine tries the revision of status.canary."""
     in_flight: Int32 = Field(default=0, ge=0)
     """Requests running on the adapter, those on a draining revision included."""
     message: Message = ""
@@ -147,7 +158,9 @@ class LoRAAdapterStatus(ApiModel):
     desired_engines: Int32 = Field(default=0, ge=0)
     """Number of engines that should serve the adapter."""
     ready_engines: Int32 = Field(default=0, ge=0)
-    """Number of those that serve the wanted revision under the served name."""
+    """Number of those that serve the revision that they should under the served name."""
+    updated_engines: Int32 = Field(default=0, ge=0)
+    """Number of those that serve the newest revision; fewer than readyEngines during a canary."""
     engines_summary: str = Field(default="", max_length=32)
     """readyEngines/desiredEngines, for people."""
     tier_summary: str = Field(default="", max_length=128)
@@ -162,6 +175,16 @@ class LoRAAdapterStatus(ApiModel):
         default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Earlier revisions that stay staged, newest first."""
+    stable: Revision | None = None
+    """The revision that last came to be served everywhere: what a rollback brings back."""
+    canary: CanaryStatus | None = None
+    """The revision that some engines try; not there while none does."""
+    rolled_back: RolledBack | None = None
+    """The revision that was given up last, while source and spec still ask for it."""
+    draining: list[Draining] = Field(
+        default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Old revisions on which requests still run."""
     conditions: Conditions = Field(default_factory=list)
     """SourceResolved, Normalized, Placed, Loaded and Ready; AdapterIsIdentity when it is one."""
 

@@ -105,6 +105,26 @@ REPLICAS_NEED_A_CHOICE: Final = Rule(
     "placement.replicas is for policies Spread and BinPack; policy All takes every engine of the pool",
 )
 
+_SHARE: Final = "type(self) == int ? self >= {least} && self <= 1000000 : self.matches('{percent}')"
+SHARE: Final = Rule(
+    _SHARE.format(least=0, percent="^(100|[1-9]?[0-9])%$"),
+    "must be a number of engines such as 1, or a percentage of them such as 25%",
+)
+SHARE_OF_AT_LEAST_ONE: Final = Rule(
+    _SHARE.format(least=1, percent="^(100|[1-9][0-9]?)%$"),
+    "must be a number of engines from 1, or a percentage of them from 1%",
+)
+ERROR_RATE: Final = Rule(
+    "type(self) == int ? self >= 0 && self <= 100"
+    " : self.matches('^(100|[1-9]?[0-9](\\\\.[0-9]{1,3})?)%?$')",
+    "must be a percentage of the requests such as 5% or 0.5%",
+)
+ROLLOUT_CAN_MOVE: Final = Rule(
+    "!([self.maxSurge, self.maxUnavailable].all(share,"
+    " type(share) == int ? share == 0 : share == '0%'))",
+    "maxSurge and maxUnavailable cannot both be 0: no engine could ever change its revision",
+)
+
 SELECTOR_NOT_EMPTY: Final = Rule(
     "size(self) >= 1",
     "selector.matchLabels needs at least one label; an empty one would take every pod",

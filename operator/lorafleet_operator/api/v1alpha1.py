@@ -28,6 +28,15 @@ from .pool import (
     PoolEngine,
     TransferLimits,
 )
+from .rollout import (
+    Canary,
+    CanaryStatus,
+    Draining,
+    Probe,
+    Revision,
+    RolledBack,
+    Rollout,
+)
 from .source import (
     AdapterSource,
     AzureBlobSource,
@@ -43,7 +52,10 @@ __all__ = [
     "AdapterEngine",
     "AdapterSource",
     "AzureBlobSource",
+    "Canary",
+    "CanaryStatus",
     "Condition",
+    "Draining",
     "DropUnmatched",
     "EngineHealth",
     "EnginePool",
@@ -63,6 +75,10 @@ __all__ = [
     "Placement",
     "PlacementPolicy",
     "PoolEngine",
+    "Probe",
+    "Revision",
+    "RolledBack",
+    "Rollout",
     "S3Source",
     "Tier",
     "TransferLimits",
