@@ -180,7 +180,7 @@ class SendChunksResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
 class StagedRevision(_message.Message):
-    __slots__ = ("digest", "fingerprint", "size_bytes", "rank", "adapter", "notes", "in_use")
+    __slots__ = ("digest", "fingerprint", "size_bytes", "rank", "adapter", "notes", "in_use", "kept")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class StagedRevision(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     IN_USE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     digest: str
     fingerprint: str
     size_bytes: int
@@ -195,10 +196,11 @@ class StagedRevision(_message.Message):
     adapter: str
     notes: _containers.RepeatedScalarFieldContainer[str]
     in_use: bool
-    def __init__(self, digest: _Optional[str] = ..., fingerprint: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., adapter: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., in_use: _Optional[bool] = ...) -> None: ...
+    kept: bool
+    def __init__(self, digest: _Optional[str] = ..., fingerprint: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., adapter: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., in_use: _Optional[bool] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds")
+    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds", "keep", "abort_seconds", "probe")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +208,9 @@ class LoadAdapterRequest(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    ABORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -213,7 +218,20 @@ class LoadAdapterRequest(_message.Message):
     pinned: bool
     publish: bool
     drain_timeout_seconds: int
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ...) -> None: ...
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    abort_seconds: int
+    probe: Probe
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ..., abort_seconds: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("prompt", "expect", "max_tokens")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    expect: str
+    max_tokens: int
+    def __init__(self, prompt: _Optional[str] = ..., expect: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class LoadAdapterResponse(_message.Message):
     __slots__ = ("loaded",)
@@ -222,23 +240,25 @@ class LoadAdapterResponse(_message.Message):
     def __init__(self, loaded: _Optional[_Union[LoadedAdapter, _Mapping]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
-    __slots__ = ("adapter", "served_name", "drain_timeout_seconds", "drop_staged")
+    __slots__ = ("adapter", "served_name", "drain_timeout_seconds", "drop_staged", "abort_seconds")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DROP_STAGED_FIELD_NUMBER: _ClassVar[int]
+    ABORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     drain_timeout_seconds: int
     drop_staged: bool
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., drain_timeout_seconds: _Optional[int] = ..., drop_staged: _Optional[bool] = ...) -> None: ...
+    abort_seconds: int
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., drain_timeout_seconds: _Optional[int] = ..., drop_staged: _Optional[bool] = ..., abort_seconds: _Optional[int] = ...) -> None: ...
 
 class UnloadAdapterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LoadedAdapter(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining")
+    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +269,8 @@ class LoadedAdapter(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -259,7 +281,9 @@ class LoadedAdapter(_message.Message):
     pinned: bool
     loader: str
     draining: bool
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    requests: int
+    errors: int
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()
