@@ -17,6 +17,7 @@ from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.sources.bounds import SourceSettings
+from lorafleet_operator.term import Term
 from lorafleet_operator.transfer.client import Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.pacing import Paces
@@ -49,7 +50,7 @@ class Fleet:
         self._planners: dict[str, PoolPlanner] = {}
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
         self._endpoints: dict[str, Endpoint] = {}  # of reachable pods of pools, by UID
-        self._living: set[str] = set()  # UIDs of all reachable pods
+        self._living: set[str] = set()  # UIDs of reachable pods of our pools, and of no pool
         self._linked = False
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
@@ -62,6 +63,7 @@ class Fleet:
             volume_root=settings.volume_root,
             allow_private_addresses=settings.allow_private_addresses,
         )
+        self._alone = Term()
         self._tls: Tls | None = None
         self._read_tls()  # files that are missing end the start, not a connection
         self.links = Links(
@@ -76,6 +78,14 @@ class Fleet:
     def alive(self) -> None:
         """Note a proof of life: an event or a list, which only an API server in reach gives."""
         self.alive_at = asyncio.get_running_loop().time()
+
+    def term(self, pool: str) -> Term | None:
+        """Return in which term this operator acts for the pool, None while another may."""
+        return self._alone
+
+    def owns(self, pool: str) -> bool:
+        """Return whether this operator acts for the pool `<namespace>/<name>` now."""
+        return self.term(pool) is not None
 
     def planner(self, pool: str) -> PoolPlanner:
         """Return the plan of the pool `<namespace>/<name>`."""
@@ -109,15 +119,17 @@ class Fleet:
     def _reach(self, pod: EnginePod) -> bool:
         """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
 
-        Of several pools that select it, the first by name tells the port.
+        Whoever acts for a pool of the pod dials it. Of several pools that select it, the first by name tells the port.
         """
         before = (self._endpoints.pop(pod.uid, None), pod.uid in self._living)
         self._living.discard(pod.uid)
         if pod.running and pod.ip:
-            self._living.add(pod.uid)
             pools = self.world.pools.get(pod.namespace) or ()
             owners = [pool for pool in pools if pod.matches(pool.spec.selector.match_labels)]
-            if owners:
+            ours = any(self.owns(pool.key) for pool in owners)
+            if ours or not owners:
+                self._living.add(pod.uid)
+            if ours:
                 port = min(owners, key=lambda pool: pool.metadata.name).spec.sidecar_port
                 self._endpoints[pod.uid] = Endpoint(pod.key, pod.uid, pod.ip, port)
         return before != (self._endpoints.get(pod.uid), pod.uid in self._living)

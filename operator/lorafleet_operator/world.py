@@ -177,7 +177,7 @@ class KnownAdapter:
             demand=AdapterDemand.from_adapter(adapter),
             served_name=adapter.served_name,
             created=created,
-            pool=f"{metadata.namespace}/{adapter.spec.pool_ref.name}",
+            pool=adapter.pool_key,
             deleting=metadata.deletion_timestamp is not None,
         )
 

@@ -207,6 +207,11 @@ class LoRAAdapter(ApiModel):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
+    def pool_key(self) -> str:
+        """Return the key of the pool that the adapter names, which may not exist."""
+        return names.pool_key(self.metadata.namespace, self.spec.pool_ref.name)
+
+    @property
     def served_name(self) -> str:
         """Return what clients send as `model`."""
         return self.spec.served_name or names.default_served_name(

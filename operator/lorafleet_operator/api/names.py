@@ -45,6 +45,11 @@ def default_served_name(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
+def pool_key(namespace: str, name: str) -> str:
+    """Return what identifies a pool: also one that does not exist, which adapters may name."""
+    return f"{namespace}/{name}"
+
+
 def served_name_problem(name: str) -> str | None:
     """Return why `name` cannot be served, in one line, or None. Same rule as the CRD's."""
     if not 1 <= len(name) <= MAX_SERVED_NAME:

@@ -16,6 +16,7 @@ from kubernetes.aio import client, config
 from lorafleet.errors import AccessDenied
 
 from lorafleet_operator.api import names
+from lorafleet_operator.cluster.bounded import BoundedClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,10 +63,6 @@ def engine_pod(body: Mapping[str, Any]) -> EnginePod:
     )
 
 
-_CONNECTIONS: Final = 16
-"""Requests at a time: each connection's buffers take half a mebibyte."""
-
-
 class NoCluster(RuntimeError):
     """Raised when neither a service account nor a kubeconfig names a cluster."""
 
@@ -91,8 +88,7 @@ async def find_cluster() -> None:
 async def connect() -> client.ApiClient:
     """Return a client for the cluster that `find_cluster` finds; raises NoCluster."""
     await find_cluster()
-    client.Configuration.get_default().connection_pool_maxsize = _CONNECTIONS
-    return client.ApiClient()
+    return BoundedClient()
 
 
 async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:

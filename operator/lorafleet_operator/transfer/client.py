@@ -18,6 +18,8 @@ from lorafleet.profile import EngineProfile
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
+from lorafleet_operator import term
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
@@ -69,7 +71,11 @@ class Tls:
 
 
 class SidecarClient:
-    """The sidecar at `host`:`port`. Opens no connection before the first call."""
+    """The sidecar at `host`:`port`. Opens no connection before the first call.
+
+    What changes an engine (load, unload, send, stage) raises TermOver instead when the pass that
+    wants it may not act any more.
+    """
 
     def __init__(self, host: str, port: int, tls: Tls | None = None) -> None:
         self.host = host
@@ -119,6 +125,7 @@ class SidecarClient:
 
     async def load(self, request: pb.LoadAdapterRequest, seconds: float) -> pb.LoadedAdapter:
         """Make the engine load a staged revision and, if asked, publish it."""
+        term.check()
         with self._translated():
             answer = await self._stub.LoadAdapter(request, timeout=seconds)
         loaded: pb.LoadedAdapter = answer.loaded
@@ -126,11 +133,13 @@ class SidecarClient:
 
     async def unload(self, request: pb.UnloadAdapterRequest, seconds: float) -> None:
         """Hide the served name, drain and unload its revisions."""
+        term.check()
         with self._translated():
             await self._stub.UnloadAdapter(request, timeout=seconds)
 
     async def send(self, request: pb.SendAdapterRequest, seconds: float) -> pb.ForwardReport:
         """Make the sidecar fill neighbours with a revision that is staged there."""
+        term.check()
         with self._translated():
             answer = await self._stub.SendAdapter(request, timeout=seconds)
         report: pb.ForwardReport = answer.report
@@ -138,6 +147,7 @@ class SidecarClient:
 
     def stage(self) -> ByteStream:
         """Open a StageAdapter stream."""
+        term.check()
         method = self._channel.stream_stream(
             SERVICE + "StageAdapter",
             request_serializer=_as_is,
