@@ -9,6 +9,7 @@ the calls from outside do it. Every call does a bounded piece.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from lorafleet_vllm.residency import Residency
 
 SLICE_SECONDS = 0.002  # of the host's time, for one call; a decode step keeps the device for 5 ms
+_STEP_SECONDS = 0.02  # steps that are so near to each other leave no pause to work in
+_LONGEST_STEP_SECONDS = 1.0
 _log = logging.getLogger("vllm.lorafleet")
 
 
@@ -43,7 +46,8 @@ class Background:
         # With the request, and whether it is a first load.
         self._filling: dict[int, tuple[Any, bool]] = {}
         self._errors: dict[int, str] = {}
-        self._stepped = False  # a step ran, and work behind it, since the last call from outside
+        self._launched = -math.inf  # when the last step was
+        self._steps_until = -math.inf  # until when another may be expected
 
     def begin(self, request: Any) -> None:
         """Start to bring the adapter of `request` in, unless it is there or on its way."""
@@ -60,26 +64,29 @@ class Background:
         Nothing is registered: that may take a slot away from an adapter whose step is not launched
         to its end.
         """
+        now = time.perf_counter()
+        interval = min(now - self._launched, _LONGEST_STEP_SECONDS)
+        self._launched, self._steps_until = now, now + max(_STEP_SECONDS, 2 * interval)
         if not self._coming and not self._residency.fills.unfinished():
             return
         try:
-            self._go_on(register=False)
-            self._stepped = True
+            self._go_on(behind=True)
         except Exception:
             # The step is right without it; whoever asked for the work meets the error itself.
             _log.exception("lorafleet: the work behind a step failed")
+            self._steps_until = -math.inf
 
     def progress(self, lora_int_id: int) -> dict[str, Any]:
         """Go on for a slice. Returns `done`, `error` (empty unless it failed), and `busy`.
 
         `busy`: there is more for the caller to do; else it is the device or steps that are waited for.
         """
-        stepped = self._between()
+        stepping = self._between()
         error = self._errors.pop(lora_int_id, "")
         return {
             "done": bool(error) or self._is_done(lora_int_id),
             "error": error,
-            "busy": not stepped and bool(self._coming or self._residency.fills.unfinished()),
+            "busy": not stepping and bool(self._coming or self._residency.fills.unfinished()),
         }
 
     def fetch(self, wanted: Sequence[Any], needed: Sequence[int]) -> dict[str, Any]:
@@ -126,16 +133,15 @@ class Background:
 
     def _between(self) -> bool:
         """Do what is due between two steps; returns whether steps do the rest."""
-        stepped, self._stepped = self._stepped, False
-        if not stepped:
-            self._go_on(register=True)
-        elif any(coming.built for coming in self._coming.values()):
-            with self._residency.parts():
-                for lora_int_id in [key for key, each in self._coming.items() if each.built]:
-                    self._build(lora_int_id, until=0.0, register=True)
-        return stepped
+        if time.perf_counter() >= self._steps_until:
+            self._go_on(behind=False)
+            return False
+        with self._residency.parts():
+            for lora_int_id in [key for key, each in self._coming.items() if each.built]:
+                self._build(lora_int_id, until=0.0, register=True)
+        return True
 
-    def _go_on(self, *, register: bool) -> None:
+    def _go_on(self, *, behind: bool) -> None:
         """Do some of the oldest work; one part of it at least, however long that takes."""
         residency = self._residency
         until = time.perf_counter() + SLICE_SECONDS
@@ -143,16 +149,16 @@ class Background:
             for lora_int_id in residency.fills.unfinished():
                 if lora_int_id not in residency.manager.lora_index_to_id:
                     residency.fills.drop(lora_int_id)  # it was pushed out again meanwhile
-                elif not self._fill(lora_int_id, until):
+                elif not self._fill(lora_int_id, until, gently=behind):
                     return
             for lora_int_id in list(self._coming):
-                if not self._build(lora_int_id, until, register=register):
+                if not self._build(lora_int_id, until, register=not behind):
                     return
 
-    def _fill(self, lora_int_id: int, until: float) -> bool:
+    def _fill(self, lora_int_id: int, until: float, *, gently: bool) -> bool:
         residency = self._residency
         try:
-            enqueued = residency.fill(lora_int_id, until)
+            enqueued = residency.fill(lora_int_id, until, gently=gently)
         except Exception as error:
             if lora_int_id not in self._filling:
                 raise

@@ -14,7 +14,7 @@ import torch
 
 from lorafleet_vllm.batch import Batch, multiply
 from lorafleet_vllm.beside import beside, join
-from lorafleet_vllm.copy2d import Pitched, copy_rows, pitched
+from lorafleet_vllm.copy2d import Pitched, copy, pitched
 from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small
 from lorafleet_vllm.pieces import ALL
 from lorafleet_vllm.spot import Spot, spot_of
@@ -22,8 +22,8 @@ from lorafleet_vllm.spot import Spot, spot_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lorafleet_vllm.blank import Blank
     from lorafleet_vllm.pieces import Fill, Region
+    from lorafleet_vllm.writing import Writing
 
 NARROW_BYTES = 128
 """Rows of a slot that are narrower are put in place by the device; others lose little on the bus."""
@@ -36,9 +36,9 @@ class Move(NamedTuple):
     source: torch.Tensor
     rows: Pitched | None
 
-    def enqueue(self, index: int) -> None:
-        """Fill slot `index`, on the current stream."""
-        _copy(self.spot.at(index), self.source, self.rows)
+    def enqueue(self, slot: Writing) -> None:
+        """Fill the slot, on the current stream."""
+        copy(self.spot.at(slot.index), self.source, self.rows, slot.largest_copy)
 
 
 class Detour(NamedTuple):
@@ -52,10 +52,10 @@ class Detour(NamedTuple):
     rows: Pitched | None
     back: tuple[int, ...]
 
-    def load(self) -> torch.Tensor:
+    def load(self, largest_copy: int | None) -> torch.Tensor:
         """Copy to the device, on the current stream; returns the temporary."""
         memory = _like(self.source, self.spot.slots.device)
-        _copy(memory, self.source, self.rows)
+        copy(memory, self.source, self.rows, largest_copy)
         return memory
 
     def unpack(self, memory: torch.Tensor, index: int) -> None:
@@ -118,18 +118,19 @@ class Copies:
         if 0 not in spot.shape:
             self.zeros.add(spot)
 
-    def enqueue(self, index: int, blank: Blank) -> None:
-        """Fill slot `index`, on the current stream.
+    def enqueue(self, slot: Writing) -> None:
+        """Fill the slot, on the current stream.
 
         What the device has to do with what arrives is done while `rest` arrives.
         """
-        blank.take(self.written, index)
-        if lacking := blank.lacking(self.blank, index):
+        index = slot.index
+        slot.blank.take(self.written, index)
+        if lacking := slot.blank.lacking(self.blank, index):
             torch._foreach_zero_([slots[index] for slots in lacking])
         self.zeros.enqueue(index)
-        arrived = [(detour, detour.load()) for detour in self.detours]
+        arrived = [(detour, detour.load(slot.largest_copy)) for detour in self.detours]
         for move in self.first:
-            move.enqueue(index)
+            move.enqueue(slot)
         if not self.rest:
             self._place(arrived, index)
             return
@@ -137,7 +138,7 @@ class Copies:
         with beside(device):
             self._place(arrived, index)
         for move in self.rest:
-            move.enqueue(index)
+            move.enqueue(slot)
         join(device)
 
     def _place(self, arrived: list[tuple[Crate | Detour, torch.Tensor]], index: int) -> None:
@@ -175,10 +176,3 @@ def _ways(spot: Spot, source: torch.Tensor) -> Iterator[Move | Detour]:
 
 def _like(source: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty(source.shape, dtype=source.dtype, device=device)
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor, rows: Pitched | None) -> None:
-    if rows is None:
-        target.copy_(source, non_blocking=True)
-    else:
-        copy_rows(target, source, rows)

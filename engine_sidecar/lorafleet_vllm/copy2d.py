@@ -69,7 +69,18 @@ def pitched(target: torch.Tensor, source: torch.Tensor) -> Pitched | None:
     return Pitched(width, height, *pitches)
 
 
-def copy_rows(target: torch.Tensor, source: torch.Tensor, rows: Pitched) -> None:
-    """Copy `source` to `target` on the current stream, without waiting."""
-    if not (target.is_cuda and cuda_host.copy_rows(target, source, *rows)):
+def copy(
+    target: torch.Tensor, source: torch.Tensor, rows: Pitched | None, largest: int | None = None
+) -> None:
+    """Copy `source` to `target` on the current stream, without waiting.
+
+    `rows` is None where both are contiguous. At most `largest` bytes are copied at once.
+    """
+    if rows is None and (largest is None or source.nbytes <= largest):
+        target.copy_(source, non_blocking=True)
+        return
+    nbytes = source.nbytes
+    # One row for all of it: the driver's call is the same.
+    rows = rows or Pitched(nbytes, 1, nbytes, nbytes)
+    if not (target.is_cuda and cuda_host.copy_rows(target, source, *rows, largest)):
         target.copy_(source, non_blocking=True)

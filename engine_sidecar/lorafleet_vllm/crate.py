@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from lorafleet_vllm.batch import multiply
+from lorafleet_vllm.copy2d import copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,11 +41,11 @@ class Crate:
         self._dense = [(at, item.spot) for at, item in enumerate(items) if item.spot.dense]
         self._strided = [(at, item.spot) for at, item in enumerate(items) if not item.spot.dense]
 
-    def load(self) -> torch.Tensor:
+    def load(self, largest_copy: int | None) -> torch.Tensor:
         """Copy everything to the device, on the current stream; returns the temporary."""
         memory = self._like.new_empty(sum(self._sizes))
         for own, run in zip(memory.split([r.numel() for r in self.runs]), self.runs, strict=True):
-            own.copy_(run, non_blocking=True)
+            copy(own, run, None, largest_copy)
         return memory
 
     def unpack(self, memory: torch.Tensor, index: int) -> None:

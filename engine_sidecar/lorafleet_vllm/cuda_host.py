@@ -24,7 +24,12 @@ def _library() -> ctypes.CDLL | None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.rpartition(" ")[2]
         if "libcudart" in name:
-            return ctypes.CDLL(name)
+            library = ctypes.CDLL(name)
+            address, size = ctypes.c_void_p, ctypes.c_size_t
+            library.cudaMemcpy2DAsync.argtypes = [
+                *(address, size, address, size, size, size, ctypes.c_int, address)
+            ]
+            return library
     return None
 
 
@@ -59,26 +64,35 @@ def copy_rows(
     height: int,
     target_pitch: int,
     source_pitch: int,
+    largest: int | None = None,
 ) -> bool:
     """Copy `height` rows of `width` bytes from the host to the device, on torch's current stream.
 
-    Returns False, with nothing done, where torch's device is not CUDA's. Raises RuntimeError with
-    the driver's number.
+    In pieces of at most `largest` bytes, if given. Returns False, with nothing done, where torch's
+    device is not CUDA's. Raises RuntimeError with the driver's number.
     """
     library = _library()
     if library is None:
         return False
-    status = library.cudaMemcpy2DAsync(
-        ctypes.c_void_p(target.data_ptr()),
-        ctypes.c_size_t(target_pitch),
-        ctypes.c_void_p(source.data_ptr()),
-        ctypes.c_size_t(source_pitch),
-        ctypes.c_size_t(width),
-        ctypes.c_size_t(height),
-        _HOST_TO_DEVICE,
-        ctypes.c_void_p(torch.cuda.current_stream(target.device).cuda_stream),
-    )
-    if status:
-        library.cudaGetLastError()
-        raise RuntimeError(f"cudaMemcpy2DAsync of {height} rows of {width} bytes failed: {status}")
+    stream = torch.cuda.current_stream(target.device).cuda_stream
+    to, come = target.data_ptr(), source.data_ptr()
+    wide = min(width, largest or width)  # a row that is too long alone is cut itself
+    tall = max(1, (largest or width * height) // wide) if wide == width else 1
+    for row in range(0, height, tall):
+        for column in range(0, width, wide):
+            status = library.cudaMemcpy2DAsync(
+                to + row * target_pitch + column,
+                target_pitch,
+                come + row * source_pitch + column,
+                source_pitch,
+                min(wide, width - column),
+                min(tall, height - row),
+                _HOST_TO_DEVICE,
+                stream,
+            )
+            if status:
+                library.cudaGetLastError()
+                raise RuntimeError(
+                    f"cudaMemcpy2DAsync of {height} rows of {width} bytes failed: {status}"
+                )
     return True

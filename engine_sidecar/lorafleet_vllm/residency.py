@@ -236,13 +236,13 @@ class Residency:
         self.stats.activations += 1
         return True
 
-    def fill(self, lora_int_id: int, until: float = math.inf) -> bool:
+    def fill(self, lora_int_id: int, until: float = math.inf, *, gently: bool = False) -> bool:
         """Enqueue more of the adapter's fill until time.perf_counter() passes `until`.
 
-        Returns whether all of it is enqueued now.
+        `gently`: beside steps. Returns whether all of it is enqueued now.
         """
         with self.stats.timed("fill"), self.stats.device_memory(self.device, more=True):
-            return self.fills.advance(lora_int_id, until)
+            return self.fills.advance(lora_int_id, until, gently=gently)
 
     def refill(self) -> None:
         """Write every slot again: the device memory behind them was taken away meanwhile."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lorafleet_vllm.blank import Blank
 from lorafleet_vllm.copies import Copies
 from lorafleet_vllm.crate import SMALL_BYTES
+from lorafleet_vllm.writing import Blank, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -121,18 +121,19 @@ class SlotPlan:
 
 def write_plan(plan: SlotPlan, index: int) -> None:
     """Write all of `plan` into slot `index`, on the current stream."""
-    blank = Blank()
+    slot = Writing(index, Blank())
     for layer in plan:
-        write_layer(layer, index, blank)
+        write_layer(layer, slot)
 
 
-def write_layer(layer: LayerFill, index: int, blank: Blank) -> None:
-    """Write one layer's share into slot `index`: only enqueued, on the current CUDA stream.
+def write_layer(layer: LayerFill, slot: Writing) -> None:
+    """Write one layer's share into a slot: only enqueued, on the current CUDA stream.
 
-    What is `blank` there already is not zeroed again. It never waits for the device. Its temporary
+    What is blank there already is not zeroed again. It never waits for the device. Its temporary
     device memory is at most what the layer's sources take, and free again when the device is done.
     """
-    layer.copies.enqueue(index, blank)
+    layer.copies.enqueue(slot)
+    index, blank = slot.index, slot.blank
     blank.take(layer.enabled, index)
     for flags in layer.enabled:
         flags[index : index + 1].fill_(1)

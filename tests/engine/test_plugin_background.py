@@ -153,10 +153,10 @@ def test_a_fill_that_fails_leaves_nothing_and_its_line(
     request = staged(engine, 2, seed=2)
     whole, written = fills.write_layer, itertools.count()
 
-    def breaking(layer: Any, index: int, blank: Any) -> None:
+    def breaking(layer: Any, slot: Any) -> None:
         if next(written) == 3:
             raise RuntimeError("the bus is on fire")
-        whole(layer, index, blank)
+        whole(layer, slot)
 
     monkeypatch.setattr(fills, "write_layer", breaking)
     engine.residency.background.begin(request)

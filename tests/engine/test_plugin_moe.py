@@ -120,12 +120,12 @@ def test_the_profile_lists_projections_of_all_experts(engine: Any) -> None:
 
 
 def written(fills: Any, layer: Any) -> dict[str, torch.Tensor]:
-    from lorafleet_vllm.blank import Blank
     from lorafleet_vllm.slots import LayerFill, write_layer
+    from lorafleet_vllm.writing import Blank, Writing
 
     for tensor in stacked(layer).values():
         tensor.fill_(7)
-    write_layer(LayerFill(tuple(fills), (layer.adapter_enabled,)), 1, Blank())
+    write_layer(LayerFill(tuple(fills), (layer.adapter_enabled,)), Writing(1, Blank()))
     return {name: tensor[1].clone() for name, tensor in stacked(layer).items()}
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import plain_slot
 import torch
 from copies_rig import CUDA, DEVICE, Memory, launches, say, seconds, slots
-from lorafleet_vllm.blank import Blank
-from lorafleet_vllm.copy2d import copy_rows, pitched
+from lorafleet_vllm.copy2d import copy, pitched
 from lorafleet_vllm.pieces import Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
 from lorafleet_vllm.slots import (
@@ -29,6 +28,7 @@ from lorafleet_vllm.slots import (
     write_layer,
     write_plan,
 )
+from lorafleet_vllm.writing import Blank, Writing
 
 E, R, HIDDEN, MIDDLE = (128, 64, 2048, 768) if CUDA else (4, 16, 128, 64)
 WAITS = ("Synchronize", "Pageable", "cudaMalloc", "cudaHostAlloc", "cudaHostRegister")
@@ -44,7 +44,7 @@ def check(fact: bool, what: str) -> None:
 def one(name: str, fills: list[Fill], **more: Any) -> None:
     """Check and time one layer of fills."""
     layer = LayerFill(tuple(fills))
-    write_layer(layer, 1, Blank())
+    write_layer(layer, Writing(1, Blank()))
     equal = all(torch.equal(fill.slots[1].cpu(), plain_slot.plainly(fill)) for fill in fills)
     untouched = all(bool((fill.slots[0] == 7).all()) for fill in fills)
     check(equal and untouched, f"{name}: bits differ")
@@ -59,7 +59,7 @@ def on_device(name: str, layer: LayerFill) -> dict[str, Any]:
 
     def act() -> None:
         with torch.cuda.stream(stream):
-            write_layer(layer, 1, Blank())
+            write_layer(layer, Writing(1, Blank()))
 
     act()
     torch.cuda.synchronize()
@@ -166,7 +166,7 @@ def widths() -> None:
             rows = pitched(to, come)
             assert rows is not None
             assert rows.width == width
-            _, done = seconds(lambda to=to, come=come, rows=rows: copy_rows(to, come, rows))  # type: ignore[misc]
+            _, done = seconds(lambda to=to, come=come, rows=rows: copy(to, come, rows))  # type: ignore[misc]
             figures[kind] = count * width / done / 1e9
         mapped = as_device(wide)
         _, done = seconds(lambda: flat.copy_(mapped[:, :width]))  # noqa: B023

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lorafleet_vllm.blank import Blank
 from lorafleet_vllm.copies import Copies, Detour, Move
 from lorafleet_vllm.copy2d import Pitched, pitched, rows_of
 from lorafleet_vllm.pieces import ALL, Fill, Piece
 from lorafleet_vllm.slot_factors import factor_a, factor_b
 from lorafleet_vllm.slots import GROUP_BYTES, LayerFill, SlotPlan, grouped, write_layer, write_plan
+from lorafleet_vllm.writing import Blank, Writing
 from plain_slot import plainly
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,7 +60,7 @@ def neighbours(*shapes: Sequence[int]) -> list[torch.Tensor]:
 
 def is_right(fills: Sequence[Fill]) -> bool:
     """Write to slot 1 and compare bits; the others' slots must not change."""
-    write_layer(LayerFill(tuple(fills)), 1, Blank())
+    write_layer(LayerFill(tuple(fills)), Writing(1, Blank()))
     return all(
         torch.equal(fill.slots[1], plainly(fill)) and bool((fill.slots[::2] == 7).all())
         for fill in fills
@@ -268,7 +268,7 @@ def test_small_neighbours_cross_the_bus_in_one_copy() -> None:
     assert [run.nbytes for run in crate.runs] == [whole.nbytes]
     assert not whole.copies.first + whole.copies.rest
     with Calls() as calls:
-        write_layer(whole, 1, Blank())
+        write_layer(whole, Writing(1, Blank()))
     scaled = 2 * len(layers) - 1  # one scaling is 1; on a GPU all of these are one call
     assert calls.names == {"new_empty": 1, "copy_": 1, "_foreach_copy_": 1, "mul_": scaled}
 
@@ -276,7 +276,7 @@ def test_small_neighbours_cross_the_bus_in_one_copy() -> None:
 def test_zeros_of_small_slots_take_one_call() -> None:
     whole = LayerFill(tuple(fill for layer in dense(8, 4, 8) for fill in layer.fills))
     with Calls() as calls:
-        write_layer(whole, 1, Blank())
+        write_layer(whole, Writing(1, Blank()))
     assert calls.names["_foreach_zero_"] == 1
     assert calls.names["zero_"] == 0
 

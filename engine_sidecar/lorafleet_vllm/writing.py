@@ -1,10 +1,8 @@
-"""Which buffers are known to hold nothing but zeros in which slot: they need no zeroing again.
-
-An adapter of a few MiB on the attention of a large MoE model leaves gigabytes of its slot empty.
-"""
+"""How one slot is written: which, what is known to be blank there, and how large a copy may be."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +12,11 @@ if TYPE_CHECKING:
 
 
 class Blank:
-    """What is blank by our own writes; whoever lets others write to slots has to `forget`."""
+    """Which buffers hold nothing but zeros in which slot, by our own writes: no need to zero them.
+
+    An adapter of a few MiB on the attention of a large MoE model leaves gigabytes of its slot empty.
+    Whoever lets others write to slots has to `forget`.
+    """
 
     def __init__(self) -> None:
         self._known: set[tuple[int, int]] = set()  # slot, address of the buffer
@@ -32,3 +34,16 @@ class Blank:
     def forget(self) -> None:
         """Know nothing any more."""
         self._known.clear()
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The slot that is written now.
+
+    `largest_copy` (bytes) bounds what is copied at once, None for no bound: a step's own small
+    copies wait behind whatever the copy engine has begun.
+    """
+
+    index: int
+    blank: Blank
+    largest_copy: int | None = None
