@@ -7,7 +7,7 @@ latest inventories.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
 
-_ZONE: Final = "topology.kubernetes.io/zone"
 _HEALTH = {
     pb.ENGINE_HEALTH_STARTING: EngineHealth.STARTING,
     pb.ENGINE_HEALTH_READY: EngineHealth.READY,
@@ -66,7 +65,7 @@ class EngineView:
     @property
     def zone(self) -> str:
         """The zone of the pod's node, "" if nobody says."""
-        return dict(self.pod.labels).get(_ZONE, "")
+        return self.pod.zone
 
     @property
     def cordoned(self) -> bool:

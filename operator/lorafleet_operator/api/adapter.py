@@ -10,6 +10,7 @@ from . import names, rules
 from .fields import BaseModelName, Conditions, Digest, Int32, Int64, LocalReference, Message
 from .meta import ApiModel, ObjectMeta
 from .rollout import CanaryStatus, Draining, Revision, RolledBack, Rollout
+from .routing import AdapterRouting, RoutingStatus
 from .rules import validations
 from .source import AdapterSource
 
@@ -100,6 +101,10 @@ class LoRAAdapterSpec(ApiModel):
     """How many earlier revisions stay staged for a rollback."""
     drain_timeout_seconds: Int32 = Field(default=60, ge=0, le=3600)
     """Seconds that requests running on an old revision get to finish."""
+    routing: AdapterRouting = Field(
+        default_factory=AdapterRouting, json_schema_extra={"default": {}}
+    )
+    """Objects that lead requests to the engines that serve the adapter; none by default."""
     allow_base_mismatch: bool = False
     """Whether to load an adapter whose own config names another base model."""
     drop_unmatched: DropUnmatched | None = None
@@ -185,8 +190,11 @@ class LoRAAdapterStatus(ApiModel):
         default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Old revisions on which requests still run."""
+    routing: RoutingStatus | None = None
+    """The objects that lead requests to the adapter's engines; not there without them."""
     conditions: Conditions = Field(default_factory=list)
-    """SourceResolved, Normalized, Placed, Loaded and Ready; AdapterIsIdentity when it is one."""
+    """SourceResolved, Normalized, Placed, Loaded and Ready; AdapterIsIdentity when it is one; Routed with
+    spec.routing."""
 
 
 class LoRAAdapter(ApiModel):

@@ -23,7 +23,7 @@ class ConditionType(StrEnum):
     """What is observed, in the order of the flow.
 
     True is good, but for Normalized, PartiallyApplied and AdapterIsIdentity, which say something of
-    the content and have no part in Ready.
+    the content. These and Routed have no part in Ready.
     """
 
     SOURCE_RESOLVED = "SourceResolved"
@@ -40,6 +40,9 @@ class ConditionType(StrEnum):
     """Every chosen engine holds the wanted revision."""
     READY = "Ready"
     """Every chosen engine serves the wanted revision under the served name."""
+
+    ROUTED = "Routed"
+    """The Services and HTTPRoutes that the spec asks for are as they should be; no part of Ready."""
 
     ENGINES_READY = "EnginesReady"
     """Pool: every engine takes adapters."""
@@ -146,6 +149,16 @@ class Reason(StrEnum):
     """An earlier condition has to become True first."""
     PAUSED = "Paused"
     """The annotation lorafleet.dev/paused keeps the operator from acting."""
+
+    # Routed
+    ROUTED = "Routed"
+    """Requests find the engines."""
+    ROUTE_REFUSED = "RouteRefused"
+    """The API server refuses a Service, EndpointSlice or HTTPRoute; the message carries its text."""
+    ROUTE_NAME_TAKEN = "RouteNameTaken"
+    """An object of that name is somebody else's; it is left alone."""
+    GATEWAY_API_MISSING = "GatewayApiMissing"
+    """The cluster has no HTTPRoute of gateway.networking.k8s.io/v1."""
 
     # Pools
     ENGINES_READY = "EnginesReady"

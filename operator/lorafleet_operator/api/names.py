@@ -29,6 +29,9 @@ LABEL_BASE_MODEL: Final = f"{GROUP}/base-model"
 LABEL_CORDONED: Final = f"{GROUP}/cordoned"
 """Value "true" on an engine pod: it keeps the adapters that it has and gets no new ones."""
 
+LABEL_ROUTES_TO: Final = f"{GROUP}/routes-to"
+"""On each Service, EndpointSlice and HTTPRoute of ours: `adapter` or `pool`, whose it is."""
+
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """Value "true" on an adapter: the operator observes and reports, and changes nothing."""
 

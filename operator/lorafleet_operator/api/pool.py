@@ -9,6 +9,7 @@ from . import names, rules
 from .fields import DNS_LABEL, BaseModelName, Conditions, Int32, Int64, Message
 from .meta import ApiModel, ObjectMeta
 from .quantity import to_bytes
+from .routing import PoolRouting, RoutingStatus
 from .rules import validations
 
 
@@ -73,6 +74,8 @@ class EnginePoolSpec(ApiModel):
     """Name of the base model that the engines serve."""
     sidecar_port: Int32 = Field(default=7070, ge=1, le=65535)
     """Port of the sidecar's gRPC service in each engine pod."""
+    engine_port: Int32 = Field(default=8000, ge=1, le=65535)
+    """Port of vLLM's HTTP server in each engine pod; Services lead there."""
     engine_container: str = Field(default="vllm", min_length=1, max_length=63, pattern=DNS_LABEL)
     """Name of the container that runs vLLM."""
     host_memory_budget: str | int | None = _quantity()
@@ -81,6 +84,8 @@ class EnginePoolSpec(ApiModel):
     """Most adapters that placement puts on one engine; as many as its arena holds if left out."""
     transfer: TransferLimits | None = None
     """Limits on what is sent to the engines; none if left out."""
+    routing: PoolRouting = Field(default_factory=PoolRouting, json_schema_extra={"default": {}})
+    """Objects that lead requests to the pool's engines; none by default."""
 
     @field_validator("host_memory_budget")
     @classmethod
@@ -151,8 +156,10 @@ class EnginePoolStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     """The first hundred engines of the pool, those with trouble first."""
+    routing: RoutingStatus | None = None
+    """The pool's own Service; not there without one."""
     conditions: Conditions = Field(default_factory=list)
-    """EnginesReady and PluginActive."""
+    """EnginesReady and PluginActive; Routed with spec.routing.service."""
 
 
 class EnginePool(ApiModel):

@@ -125,6 +125,11 @@ ROLLOUT_CAN_MOVE: Final = Rule(
     "maxSurge and maxUnavailable cannot both be 0: no engine could ever change its revision",
 )
 
+ROUTE_CHOOSES: Final = Rule(
+    "has(self.modelHeader) || has(self.hostname)",
+    "httpRoute needs hostname or modelHeader; without both it would take every request to the Gateway",
+)
+
 SELECTOR_NOT_EMPTY: Final = Rule(
     "size(self) >= 1",
     "selector.matchLabels needs at least one label; an empty one would take every pod",

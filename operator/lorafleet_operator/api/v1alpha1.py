@@ -37,6 +37,7 @@ from .rollout import (
     RolledBack,
     Rollout,
 )
+from .routing import AdapterRouting, HttpRouteParent, HttpRouting, PoolRouting, RoutingStatus
 from .source import (
     AdapterSource,
     AzureBlobSource,
@@ -50,6 +51,7 @@ from .source import (
 
 __all__ = [
     "AdapterEngine",
+    "AdapterRouting",
     "AdapterSource",
     "AzureBlobSource",
     "Canary",
@@ -63,6 +65,8 @@ __all__ = [
     "EnginePoolStatus",
     "EngineSelector",
     "GcsSource",
+    "HttpRouteParent",
+    "HttpRouting",
     "HttpSource",
     "HuggingFaceSource",
     "LoRAAdapter",
@@ -75,10 +79,12 @@ __all__ = [
     "Placement",
     "PlacementPolicy",
     "PoolEngine",
+    "PoolRouting",
     "Probe",
     "Revision",
     "RolledBack",
     "Rollout",
+    "RoutingStatus",
     "S3Source",
     "Tier",
     "TransferLimits",

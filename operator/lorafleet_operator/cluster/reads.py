@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """What to accept as an answer in place of the object."""
+_ZONE: Final = "topology.kubernetes.io/zone"
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -38,11 +39,20 @@ class EnginePod:
     node: str = ""
     running: bool = True
     """Phase Running and not being deleted: its sidecar may be dialled."""
+    ready: bool = field(default=False, compare=False)
+    """Whether its condition Ready is True. Says who gets requests; changes no plan."""
+    terminating: bool = False
+    """Whether it is being deleted."""
 
     @property
     def key(self) -> str:
         """`<namespace>/<name>`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def zone(self) -> str:
+        """The zone of the pod's node, "" if nobody says."""
+        return dict(self.labels).get(_ZONE, "")
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether the pod carries all `labels`; no labels match nothing."""
@@ -60,6 +70,11 @@ def engine_pod(body: Mapping[str, Any]) -> EnginePod:
         labels=tuple(sorted((metadata.get("labels") or {}).items())),
         node=(body.get("spec") or {}).get("nodeName") or "",
         running=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
+        ready=any(
+            (each["type"], each["status"]) == ("Ready", "True")
+            for each in status.get("conditions") or ()
+        ),
+        terminating=bool(metadata.get("deletionTimestamp")),
     )
 
 

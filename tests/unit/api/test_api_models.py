@@ -48,6 +48,7 @@ def test_defaults_are_those_of_the_crd() -> None:
         "rollout": {"maxUnavailable": 0, "maxSurge": "100%"},
         "revisionHistoryLimit": 2,
         "drainTimeoutSeconds": 60,
+        "routing": {},
         "allowBaseMismatch": False,
     }
 

@@ -1,0 +1,84 @@
+"""The step of a pass that says how requests find the adapter's engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lorafleet_operator import rollout
+from lorafleet_operator.api.v1alpha1 import RoutingStatus
+from lorafleet_operator.cluster.owned import ROUTE
+from lorafleet_operator.routing.endpoints import HttpRoute, Intent
+from lorafleet_operator.routing.names import Role, service_name
+
+if TYPE_CHECKING:
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter, LoRAAdapterStatus
+    from lorafleet_operator.facts import Facts
+    from lorafleet_operator.fleet import Fleet
+
+
+async def route(facts: Facts, fleet: Fleet, status: LoRAAdapterStatus | None = None) -> None:
+    """Make the adapter's Services and HTTPRoute what they should be, or take them away.
+
+    `status`: what the pass is about to say, once it knows.
+    """
+    if facts.paused or facts.pool is None:
+        return
+    intent = intended(facts, status or facts.adapter.status)
+    if intent is None:
+        await withdraw(facts.adapter, fleet)
+        return
+    facts.routing = RoutingStatus(
+        service=service_name(Role.ADAPTER, intent.name),
+        http_route=service_name(Role.ADAPTER, intent.name) if intent.http_route else "",
+    )
+    facts.routing_problem = await fleet.router.show(intent)
+
+
+async def withdraw(adapter: LoRAAdapter, fleet: Fleet) -> None:
+    """Take away what leads requests to the adapter's engines, if there is any."""
+    metadata, said = adapter.metadata, adapter.status.routing
+    if said is None and not fleet.router.owned.of(metadata.uid):
+        return
+    routes = [(ROUTE, metadata.namespace, said.http_route)] if said and said.http_route else []
+    await fleet.router.withdraw(adapter.key, metadata.uid, routes)
+
+
+def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
+    """Return how the adapter is to be routed; None if it wants no Service and no route. Pure."""
+    adapter, pool = facts.adapter, facts.pool
+    wish, metadata = adapter.spec.routing, adapter.metadata
+    if pool is None:
+        return None
+    default = pool.spec.routing.adapter_services if wish.service is None else wish.service
+    if not default and wish.http_route is None:
+        return None
+    wanted = facts.wanted()
+    lost_name = facts.placed.lost_name if facts.placed else False
+    leaving = rollout.to_retire(wanted, lost_name=lost_name)
+    trial, canary = status.canary, adapter.spec.rollout.canary
+    return Intent(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        served_name=adapter.served_name,
+        port=pool.spec.engine_port,
+        newest=frozenset(each.digest for each in wanted.holdings if each.digest),
+        leaving=frozenset(uid for uid, name in leaving if name == adapter.served_name),
+        trial=trial is not None,
+        percent=trial.traffic_percent if trial and not trial.promoted else None,
+        split=bool(wish.http_route and canary and canary.traffic_percent),
+        http_route=_http_route(adapter),
+    )
+
+
+def _http_route(adapter: LoRAAdapter) -> HttpRoute | None:
+    wish = adapter.spec.routing.http_route
+    if wish is None:
+        return None
+    return HttpRoute(
+        gateway=wish.gateway.name,
+        gateway_namespace=wish.gateway.namespace or adapter.metadata.namespace,
+        section=wish.gateway.section_name or "",
+        hostname=wish.hostname or "",
+        model_header=wish.model_header or "",
+    )
