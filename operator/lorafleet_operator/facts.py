@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.conditions import Reason
-    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, RoutingStatus
+    from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.memory import Verdict
     from lorafleet_operator.world import EngineView
 
@@ -57,6 +58,16 @@ class Facts:
     # stage, load, publish, retire: what went wrong, by pod UID
     troubles: dict[str, LorafleetError] = field(default_factory=dict)
     refusals: dict[str, LorafleetError] = field(default_factory=dict)
+
+    # route
+    routing: RoutingStatus | None = None
+    """What leads requests to the engines, None if nothing is to."""
+    routing_problem: NotWritten | None = None
+
+    @property
+    def routing_unknown(self) -> bool:
+        """Whether the pass could not tell what leads requests to the engines."""
+        return self.paused or self.pool is None
 
     @property
     def key(self) -> str:

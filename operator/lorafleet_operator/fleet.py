@@ -12,10 +12,12 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.owned import Owned
 from lorafleet_operator.cluster.writes import StatusWriter
 from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.pool_planner import PoolPlanner
+from lorafleet_operator.routing.router import Router
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.term import Term
 from lorafleet_operator.transfer.client import Tls
@@ -71,6 +73,9 @@ class Fleet:
             heartbeat_seconds=settings.heartbeat_seconds,
             on_change=self._engine_changed,
         )
+        self.pods: dict[str, EnginePod] = {}
+        """Every pod, by UID."""
+        self.router = Router(Owned(api), self.links, self.holders, self.pods)
         self.fresh: list[EngineLink] = []
         """Connections of which nothing was known when somebody last looked."""
         self.alive_at = asyncio.get_running_loop().time()
@@ -158,6 +163,10 @@ class Fleet:
         Costs as much as one pod does: after a start there is an event for each.
         """
         before = self._pods.pop(pod.uid, None)
+        if gone:
+            self.pods.pop(pod.uid, None)
+        if gone or pod != before or pod.ready != before.ready:
+            self._route_again(pod.uid)
         if not gone:
             self._pods[pod.uid] = pod
             if pod == before:
@@ -175,6 +184,12 @@ class Fleet:
                 planner.stale |= gone or not matches or planner.members.get(pod.name) != pod
                 self.wake_beside(pool.key, pod.name)
 
+    def _route_again(self, uid: str) -> None:
+        """Let the router look at the adapters of one engine, for its pod has changed."""
+        link = self.links.get(uid)
+        inventory = link.inventory if link else None
+        self.router.concerns((e.adapter for e in inventory.loaded) if inventory else (), uid)
+
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""
         self.wakeups.wake(pool_loop(known.pool))
@@ -189,6 +204,7 @@ class Fleet:
     async def close(self) -> None:
         """Close every connection."""
         await self.secrets.close()
+        await self.router.close()
         await self.links.close()
         await self.api.close()
 
@@ -218,6 +234,9 @@ class Fleet:
                 planner.engine_changed(name)
         if link.inventory is not None and link.inventory is not previous:
             self.holders.note(link.endpoint.uid, link.inventory)
+        for each in (previous, link.inventory):
+            adapters = (entry.adapter for entry in each.loaded) if each else ()
+            self.router.concerns(adapters, link.endpoint.uid)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
             if name in self._members(pool):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
 POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
 PODS: Final = ("", "v1", "pods")
+SERVICES: Final = ("", "v1", "services")
+SLICES: Final = ("discovery.k8s.io", "v1", "endpointslices")
 _REQUESTS: Final = 16
 """Requests of the framework at a time; it waits in a queue for the others."""
 _ADAPTER_GATHER_SECONDS: Final = 0.2
@@ -117,6 +119,8 @@ def configure(
     settings.networking.request_timeout = 120.0  # the wait for a turn counts
     if pod_selector:
         settings.watching.label_selectors[PODS] = pod_selector
+    for ours in (SERVICES, SLICES):
+        settings.watching.label_selectors[ours] = names.LABEL_ROUTES_TO
     settings.scanning.disabled = bool(namespaces)  # a Role cannot list CRDs or namespaces
 
 
@@ -131,9 +135,10 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.index(*PODS)
-async def engine_pods(body: kopf.Body, **_: Any) -> dict[str, EnginePod]:
+async def engine_pods(body: kopf.Body, memo: kopf.Memo, **_: Any) -> dict[str, EnginePod]:
     """Index pods by namespace."""
     pod = engine_pod(body)
+    memo.fleet.pods[pod.uid] = pod
     return {pod.namespace: pod}
 
 
@@ -162,6 +167,32 @@ async def existing(body: kopf.Body, **_: Any) -> dict[str, str]:
 async def living(body: kopf.Body, **_: Any) -> dict[str, str]:
     """Index what exists by UID."""
     return {str(body.metadata.uid): _key(body)}
+
+
+@kopf.index(*SERVICES)
+@kopf.index(*SLICES)
+async def routes(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    """Know what leads requests to engines before the first pass; nothing is indexed."""
+    route_changed(memo.fleet, body, gone=False)
+
+
+@kopf.on.event(*SERVICES)
+@kopf.on.event(*SLICES)
+async def route_gone(body: kopf.Body, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Follow deletions, of which no index is told."""
+    if event["type"] == "DELETED":
+        route_changed(memo.fleet, body, gone=True)
+
+
+def route_changed(fleet: Fleet, body: kopf.Body, *, gone: bool) -> None:
+    """Put right what others have changed or deleted."""
+    owned = fleet.router.owned
+    if owned.note(str(body["kind"]), dict(body), gone=gone):
+        kind, key = owned.owner_of(dict(body))
+        if kind == names.POOL_KIND:
+            fleet.wakeups.wake(pool_loop(key))
+        else:
+            fleet.router.concerns([key])
 
 
 @kopf.on.event(*PODS)

@@ -18,6 +18,7 @@ from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
 from lorafleet_operator.resolve import Turn
+from lorafleet_operator.route import withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,6 +129,7 @@ async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
         existing = fleet.world.existing.get(namespace) or ()
         return fleet.world.gone(adapter.metadata.uid) and adapter.key in existing
 
+    await withdraw(adapter, fleet)
     with fleet.wakeups.loop(adapter.key) as flag:
         while not succeeded() and (waiting := await let_go(adapter, fleet)):
             limit = fleet.settings.deletion_timeout_seconds

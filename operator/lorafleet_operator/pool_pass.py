@@ -12,12 +12,15 @@ from lorafleet_operator.api.names import MAX_STATUS_ENGINES
 from lorafleet_operator.api.v1alpha1 import EngineHealth, EnginePoolStatus, PoolEngine
 from lorafleet_operator.observe import first_answers
 from lorafleet_operator.orders import unload_request
+from lorafleet_operator.report import routed
+from lorafleet_operator.route import route_pool
 from lorafleet_operator.world import pool_engines
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool
+    from lorafleet_operator.api.v1alpha1 import EnginePool, RoutingStatus
+    from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.world import EngineView
 
@@ -29,7 +32,31 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     """Unload what belongs to adapters that are gone, and return the pool's status."""
     await first_answers(fleet, fleet.world.members(pool))
     await unload_orphans(pool, fleet)
-    return pool_status(pool, pool_engines(pool, fleet.world, fleet.links))
+    routing, problem = await route_pool(pool, fleet)
+    status = pool_status(pool, pool_engines(pool, fleet.world, fleet.links))
+    return with_routing(pool, status, routing, problem)
+
+
+def with_routing(
+    pool: EnginePool,
+    status: EnginePoolStatus,
+    routing: RoutingStatus | None,
+    problem: NotWritten | None,
+    now: datetime | None = None,
+) -> EnginePoolStatus:
+    """Return `status` with what there is to say of the pool's own Service. Pure."""
+    said = [
+        condition(
+            ConditionType.ROUTED,
+            *routed(problem),
+            generation=pool.metadata.generation,
+            now=now or datetime.now(UTC),
+        )
+    ]
+    others = [each for each in status.conditions if each.type != ConditionType.ROUTED]
+    before = status.conditions if routing else others
+    conditions = merge_conditions(before, said if routing else [])
+    return status.model_copy(update={"routing": routing, "conditions": conditions})
 
 
 async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:

@@ -16,6 +16,7 @@ from lorafleet_operator.orders import load, publish, retire, stage
 from lorafleet_operator.place import place
 from lorafleet_operator.report import report
 from lorafleet_operator.resolve import SourceReader, preflight, resolve
+from lorafleet_operator.route import route
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +45,7 @@ async def reconcile(
         await resolve(facts, reader, fleet)  # which content the source holds
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should
+        await route(facts, fleet)  # requests to those that serve it, before what takes long
         if not facts.paused:
             say = partial(announce_now, facts, announce)
             await stage(facts, reader, fleet, say)  # its bytes into their arenas
@@ -52,8 +54,12 @@ async def reconcile(
     if not facts.paused:
         await load(facts, fleet)  # beside the revision that they serve
         await publish(facts, fleet)  # the served name moves, once all have it
+        await route(facts, fleet)  # to the new ones, and not to those that are about to let go
         await retire(facts, fleet)  # what nobody wants any more
-    return report(facts)
+    said = report(facts)
+    if said.status.canary != facts.adapter.status.canary:  # it decides who gets which requests
+        await route(facts, fleet, said.status)
+    return said
 
 
 async def announce_now(facts: Facts, announce: Callable[[Report], Awaitable[None]]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.api.meta import Condition
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.facts import Facts
 
 _QUIET: Final = frozenset(
@@ -72,6 +73,9 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         condition(type_, status, reason, message, generation=generation, now=now)
         for type_, status, reason, message in content_conditions(facts)
     ]
+    if facts.routing is not None:
+        found = routed(facts.routing_problem)
+        said.append(condition(ConditionType.ROUTED, *found, generation=generation, now=now))
     ready = rollout.ready(wanted)
     desired = facts.placed.wanted if facts.placed else 0
     last = ready_condition(observed, generation=generation, now=now)
@@ -89,6 +93,11 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
             generation=generation,
             now=now,
         )
+    kept = [
+        each
+        for each in old.conditions
+        if each.type != ConditionType.ROUTED or facts.routing_unknown
+    ]
     entries = _entries(facts, now)
     digest = rollout.common_digest(wanted.holdings) or old.digest
     status = LoRAAdapterStatus(
@@ -105,14 +114,17 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         tier_summary=_tiers(entries),
         engines=entries[:MAX_STATUS_ENGINES],
         history=_history(facts, digest),
-        conditions=merge_conditions(old.conditions, [*observed, *said, last]),
+        routing=facts.routing or (old.routing if facts.routing_unknown else None),
+        conditions=merge_conditions(kept, [*observed, *said, last]),
     )
+    problem = facts.routing_problem
     trouble = _first(facts.troubles.values()) or facts.source_error
     return Report(
         status=status,
-        retry=trouble is not None and not trouble.terminal,
-        error_reason=trouble.reason if trouble else "",
-        error=str(trouble or ""),
+        retry=(trouble is not None and not trouble.terminal)
+        or (problem is not None and problem.reason is Reason.ROUTE_REFUSED),
+        error_reason=trouble.reason if trouble else str(problem.reason) if problem else "",
+        error=str(trouble or problem or ""),
     )
 
 
@@ -161,6 +173,13 @@ def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Cond
 
 
 _Found = tuple[bool | None, Reason, str]
+
+
+def routed(problem: NotWritten | None) -> _Found:
+    """Return what condition Routed says of what could not be written."""
+    if problem is not None:
+        return False, problem.reason, str(problem)
+    return True, Reason.ROUTED, "requests find the engines"
 
 
 def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:

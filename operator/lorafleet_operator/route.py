@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from lorafleet_operator import rollout
 from lorafleet_operator.api.v1alpha1 import RoutingStatus
-from lorafleet_operator.cluster.owned import ROUTE
+from lorafleet_operator.cluster.owned import ROUTE, NotWritten
 from lorafleet_operator.routing.endpoints import HttpRoute, Intent
 from lorafleet_operator.routing.names import Role, service_name
+from lorafleet_operator.routing.objects import pool_service
 
 if TYPE_CHECKING:
-    from lorafleet_operator.api.v1alpha1 import LoRAAdapter, LoRAAdapterStatus
+    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
 
@@ -21,7 +22,7 @@ async def route(facts: Facts, fleet: Fleet, status: LoRAAdapterStatus | None = N
 
     `status`: what the pass is about to say, once it knows.
     """
-    if facts.paused or facts.pool is None:
+    if facts.routing_unknown:
         return
     intent = intended(facts, status or facts.adapter.status)
     if intent is None:
@@ -32,6 +33,24 @@ async def route(facts: Facts, fleet: Fleet, status: LoRAAdapterStatus | None = N
         http_route=service_name(Role.ADAPTER, intent.name) if intent.http_route else "",
     )
     facts.routing_problem = await fleet.router.show(intent)
+
+
+async def route_pool(
+    pool: EnginePool, fleet: Fleet
+) -> tuple[RoutingStatus | None, NotWritten | None]:
+    """Keep the pool's own Service, or take it away; return its name and what was refused."""
+    owned = fleet.router.owned
+    try:
+        if pool.spec.routing.service:
+            body = pool_service(pool)
+            said = RoutingStatus(service=body["metadata"]["name"])
+            await owned.put(body)
+            return said, None
+        for key in list(owned.of(pool.metadata.uid)):
+            await owned.remove(key)
+    except NotWritten as error:
+        return RoutingStatus(service=service_name(Role.POOL, pool.metadata.name)), error
+    return None, None
 
 
 async def withdraw(adapter: LoRAAdapter, fleet: Fleet) -> None:
@@ -62,9 +81,8 @@ def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
         uid=metadata.uid,
         served_name=adapter.served_name,
         port=pool.spec.engine_port,
-        newest=frozenset(each.digest for each in wanted.holdings if each.digest),
         leaving=frozenset(uid for uid, name in leaving if name == adapter.served_name),
-        trial=trial is not None,
+        trial=trial.digest if trial else "",
         percent=trial.traffic_percent if trial and not trial.promoted else None,
         split=bool(wish.http_route and canary and canary.traffic_percent),
         http_route=_http_route(adapter),

@@ -61,6 +61,11 @@ PROVOKED = {
     Reason.NO_CAPACITY: "needs 2.0 MiB",
 }
 """Reason -> what its line holds. The adapter of a reason has the reason's name."""
+ROUTES = {
+    Reason.ROUTE_NAME_TAKEN: "Service lora-routenametaken exists and is not the operator's",
+    Reason.GATEWAY_API_MISSING: "the cluster has no HTTPRoute of gateway.networking.k8s.io/v1",
+}
+"""Reason of condition Routed -> what its line holds."""
 POOLS = {
     "no-lora": ("EnginesReady", Reason.ENGINE_REFUSED, "engine runs without --enable-lora"),
     "mortal": ("EnginesReady", Reason.ENGINE_UNREACHABLE, "engine mortal: sidecar at "),
@@ -148,6 +153,13 @@ def provoke(chain: Chain, web: WebServer, held: threading.Event) -> None:
     adapter_of(Reason.ENGINE_REJECTED, "refuser")
     adapter_of(Reason.PLUGIN_INACTIVE, "plain", pinned=True)
 
+    taken = name_of(Reason.ROUTE_NAME_TAKEN)
+    theirs = {"metadata": {"name": f"lora-{taken}"}, "spec": {"ports": [{"port": 80}]}}
+    chain.core.create_namespaced_service(chain.namespace, theirs)
+    adapter_of(Reason.ROUTE_NAME_TAKEN, routing={"service": True})
+    front = {"gateway": {"name": "front"}, "hostname": "sql.example"}
+    adapter_of(Reason.GATEWAY_API_MISSING, routing={"httpRoute": front})
+
     put_file_for_folder(chain.engines["plain"].volume / "staging")
     adapter_of(Reason.INTERNAL_ERROR, "plain")
     source = {"claimName": "claim", "path": "linked"}
@@ -231,6 +243,19 @@ def test_an_adapter_tells_the_reason_in_its_conditions_and_events(
     except AssertionError:
         seen = "\n".join(described(scene, "loraadapter", name).text for name in names)
         pytest.fail(f"{reason}: {text!r} is not in\n{seen}")
+
+
+@pytest.mark.parametrize("reason", ROUTES)
+def test_an_adapter_tells_why_requests_do_not_find_it(scene: Chain, reason: Reason) -> None:
+    def told() -> bool:
+        found = described(scene, "loraadapter", name_of(reason))
+        return found.tells("Routed", reason, ROUTES[reason])
+
+    try:
+        eventually(told)
+    except AssertionError:
+        seen = described(scene, "loraadapter", name_of(reason)).text
+        pytest.fail(f"{reason}: {ROUTES[reason]!r} is not in\n{seen}")
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -46,6 +46,18 @@ def test_the_operator_may_do_what_it_does(
     }
     event = {"metadata": {"generateName": "sql."}, "involvedObject": about, "reason": "Loaded"}
     operator.create(f"{here}/events", event)
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    routes = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/httproutes"
+    named = {"metadata": {"name": "lora-sql"}}
+    operator.create(f"{here}/services", {**named, "spec": {"ports": [{"port": 80}]}})
+    operator.create(slices, {**named, "addressType": "IPv4", "endpoints": []})
+    for where in (f"{here}/services", slices):
+        assert len(operator.get(where)["items"]) == 1
+        operator.merge(f"{where}/lora-sql", {"metadata": {"labels": {"a": "b"}}})
+        operator.delete(f"{where}/lora-sql")
+    for verb in ("GET", "DELETE", "PATCH"):  # 404: this cluster has no Gateway API
+        assert operator.client.request(verb, f"{routes}/lora-sql").status_code == 404
+    assert operator.client.post(routes, json=named).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,10 @@ def test_the_operator_may_do_what_it_does(
         ("DELETE", "/apis/lorafleet.dev/v1alpha1/namespaces/{}/loraadapters/sql"),
         ("DELETE", "/api/v1/namespaces/{}/pods/engine-0"),
         ("GET", "/apis/lorafleet.dev/v1alpha1/loraadapters"),
+        ("GET", "/api/v1/namespaces/{}/services/lora-sql"),
+        ("GET", "/api/v1/services"),
+        ("GET", "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices/lora-sql"),
+        ("GET", "/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes"),
     ],
 )
 def test_the_operator_may_do_no_more(

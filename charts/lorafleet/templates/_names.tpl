@@ -35,4 +35,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+- apiGroups: [""]
+  # What leads requests to engines, for adapters and pools that ask for it (spec.routing).
+  resources: [services]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, create, patch, delete]
 {{- end }}

@@ -92,7 +92,7 @@ class Owned:
         """Return the objects of an adapter or pool, by its UID."""
         return {key: self._seen[key].body for key in self._of.get(owner, ())}
 
-    def owner_of(self, kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
+    def owner_of(self, body: Mapping[str, Any]) -> tuple[str, str]:
         """Return kind and key, `<namespace>/<name>`, of whom the object is for."""
         metadata = body["metadata"]
         owner = next(iter(metadata.get("ownerReferences") or [{}]))

@@ -45,14 +45,12 @@ class Intent:
     served_name: str
     port: int
     """Port of vLLM's server in the engine pods."""
-    newest: frozenset[str] = frozenset()
-    """Digests of the newest revision: engines of two dtypes have two."""
     leaving: frozenset[str] = frozenset()
     """Pods (UIDs) whose engines are about to let the adapter go."""
-    trial: bool = False
-    """Whether the newest revision is on trial: some engines serve it, the others the one before."""
+    trial: str = ""
+    """Digest of the revision that some engines try while the others serve another; "" without one."""
     percent: int | None = None
-    """Share of the requests that it gets meanwhile; None for the share of engines."""
+    """Share of the requests that it gets; None for the share of engines."""
     split: bool = False
     """Whether trials get Services of their own, for an HTTPRoute to choose between."""
     http_route: HttpRoute | None = None
@@ -103,7 +101,7 @@ def named(
     intent: Intent, backends: Iterable[Backend], before: Mapping[Role, Collection[str]]
 ) -> dict[Role, list[Endpoint]]:
     """Return what each of the adapter's Services names; `before`: the pods (UIDs) that it does now."""
-    found = [each for each in backends if each.pod.ip]
+    found = [each for each in backends if _can_be_named(each.pod.ip)]
     serving = [
         each
         for each in found
@@ -133,7 +131,8 @@ def _roles(
 ) -> tuple[Role, ...]:
     if not intent.split:
         return (Role.ADAPTER,)
-    on_trial = each.digest in intent.newest if each.digest else each.pod.uid in before[Role.CANARY]
+    was = each.pod.uid in before.get(Role.CANARY, ())
+    on_trial = each.digest == intent.trial if each.digest else was
     return (Role.ADAPTER, Role.CANARY if intent.trial and on_trial else Role.STABLE)
 
 
@@ -176,6 +175,14 @@ def sliced(
             number += 1
         slices.setdefault(slice_name(service, each.family, number), []).append(each)
     return slices
+
+
+def _can_be_named(address: str) -> bool:
+    """Return whether the API server takes the address in a slice: pods have others on laptops only."""
+    if not address:
+        return False
+    found = ip_address(address)
+    return not (found.is_loopback or found.is_link_local or found.is_unspecified)
 
 
 def _endpoint(pod: EnginePod) -> Endpoint:

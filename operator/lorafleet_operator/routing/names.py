@@ -35,5 +35,8 @@ def service_name(role: Role, owner: str) -> str:
 
 
 def slice_name(service: str, family: str, number: int) -> str:
-    """Return the name of a Service's slice; a slice holds addresses of one family."""
-    return f"{service}-{number}" if family == "IPv4" else f"{service}-v6-{number}"
+    """Return the name of a Service's slice for addresses of one family, IPv4 or IPv6.
+
+    The dot keeps the slices of one Service apart from those of another.
+    """
+    return f"{service}.{family.lower().removeprefix('ip')}-{number}"

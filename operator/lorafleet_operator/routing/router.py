@@ -116,7 +116,9 @@ class Router:
     async def _write(self, intent: Intent) -> None:
         there = self.owned.of(intent.uid)
         slices = {role: _slices(there, service_name(role, intent.name)) for role in Role}
-        before = {role: {u for uids in each.values() for u in uids} for role, each in slices.items()}
+        before = {
+            role: {u for uids in each.values() for u in uids} for role, each in slices.items()
+        }
         groups = named(intent, self._backends(intent, before[Role.ADAPTER]), before)
         self._note_named(intent.key, before[Role.ADAPTER], groups[Role.ADAPTER])
         wanted: dict[Key, Json] = {}
@@ -179,7 +181,7 @@ def _slices(there: Mapping[Key, Mapping[str, object]], service: str) -> dict[str
     """Return the pods (UIDs) that each slice of a Service names."""
     found: dict[str, set[str]] = {}
     for (kind, _, name), body in there.items():
-        if kind == SLICE and name.startswith(f"{service}-"):
+        if kind == SLICE and name.startswith(f"{service}."):
             endpoints = body.get("endpoints") or []
             assert isinstance(endpoints, list)
             found[name] = {(each.get("targetRef") or {}).get("uid", "") for each in endpoints}
