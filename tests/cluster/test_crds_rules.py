@@ -64,6 +64,7 @@ AZURE: Json = {
         "endpoint": "https://blobs.example",
     }
 }
+GATEWAY = {"gateway": {"name": "front"}}
 DIGEST = f"sha256:{'0a' * 32}"
 
 
@@ -167,6 +168,16 @@ CASES = [
         rules.ROLLOUT_CAN_MOVE,
         rollout(maxSurge="1%", maxUnavailable="0%"),
         rollout(maxSurge=0, maxUnavailable="0%"),
+    ),
+    Case(
+        rules.ROUTE_CHOOSES,
+        adapter(routing={"httpRoute": {**GATEWAY, "modelHeader": "X-Gateway-Model-Name"}}),
+        adapter(routing={"httpRoute": GATEWAY}),
+    ),
+    Case(
+        rules.ROUTE_CHOOSES,
+        adapter(routing={"httpRoute": {**GATEWAY, "hostname": "sql.example"}}),
+        adapter(routing={"httpRoute": {**GATEWAY}, "service": True}),
     ),
     Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
