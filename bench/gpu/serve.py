@@ -36,7 +36,7 @@ _GPU_OPTIONS = {
     "compilation_config": json.dumps({"cudagraph_capture_sizes": [1, 8, 16]}),
 }
 TOKENS = 16  # of the churning adapter's requests
-SECONDS, STOCK_SECONDS = (12.0, 20.0) if accelerator.CUDA else (2.0, 2.0)
+SECONDS, STOCK_SECONDS = (8.0, 20.0) if accelerator.CUDA else (2.0, 2.0)
 MAX_LENGTH = 4096 if accelerator.CUDA else 512
 
 

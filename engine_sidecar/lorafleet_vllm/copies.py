@@ -7,6 +7,7 @@ and the device puts them in place. Small ones share a temporary.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,14 +16,14 @@ import torch
 from lorafleet_vllm.batch import Batch, multiply
 from lorafleet_vllm.beside import beside, join
 from lorafleet_vllm.copy2d import Pitched, copy, pitched
-from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small
+from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small, has_kernel
 from lorafleet_vllm.pieces import ALL
 from lorafleet_vllm.spot import Spot, spot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lorafleet_vllm.pieces import Fill, Region
+    from lorafleet_vllm.pieces import Fill
     from lorafleet_vllm.writing import Writing
 
 NARROW_BYTES = 128
@@ -52,15 +53,15 @@ class Detour(NamedTuple):
     rows: Pitched | None
     back: tuple[int, ...]
 
-    def load(self, largest_copy: int | None) -> torch.Tensor:
+    def load(self, largest_copy: int | None) -> tuple[torch.Tensor, ...]:
         """Copy to the device, on the current stream; returns the temporary."""
         memory = _like(self.source, self.spot.slots.device)
         copy(memory, self.source, self.rows, largest_copy)
-        return memory
+        return (memory,)
 
-    def unpack(self, memory: torch.Tensor, index: int) -> None:
+    def unpack(self, loaded: tuple[torch.Tensor, ...], index: int) -> None:
         """Fill slot `index` from the temporary, on the current stream."""
-        self.spot.at(index).copy_(memory.permute(self.back))
+        self.spot.at(index).copy_(loaded[0].permute(self.back))
 
 
 class Copies:
@@ -80,13 +81,20 @@ class Copies:
         self.written: list[torch.Tensor] = []
         self.blank: list[torch.Tensor] = []
         small: defaultdict[torch.dtype, list[Small]] = defaultdict(list)
+        beside: defaultdict[torch.dtype, list[Spot]] = defaultdict(list)
         for fill in fills:
             if not fill.pieces:
                 self.blank.append(fill.slots)
                 continue
             self.written.append(fill.slots)
             for region in fill.zeros:
-                self._zero(fill.slots, region)
+                spot = spot_of(fill.slots, region)
+                # What is ALL is zeroed first: pieces are written over it.
+                small_rest = region is not ALL and math.prod(spot.shape) * 2 <= SMALL_BYTES
+                if small_rest and has_kernel(fill.slots):
+                    beside[fill.slots.dtype].append(spot)
+                else:
+                    self._zero(spot)
             for piece in fill.pieces:
                 source, scale = piece.source, piece.scale
                 nbytes = source.nbytes
@@ -109,14 +117,17 @@ class Copies:
                         moves.append(way)
                     else:
                         self.detours.append(way)
-        self.detours.extend(Crate(items) for items in small.values())
+        for dtype, spots in beside.items():
+            if dtype not in small:
+                for spot in spots:
+                    self._zero(spot)
+        self.detours.extend(Crate(items, beside[dtype]) for dtype, items in small.items())
 
-    def _zero(self, slots: torch.Tensor, region: Region) -> None:
+    def _zero(self, spot: Spot) -> None:
         # Of a small slot all, together with others: a strided rest is a launch of its own.
-        small = slots.nbytes <= slots.shape[0] * SMALL_BYTES
-        spot = spot_of(slots, ALL if small else region)
+        small = spot.slots.nbytes <= spot.slots.shape[0] * SMALL_BYTES
         if 0 not in spot.shape:
-            self.zeros.add(spot)
+            self.zeros.add(spot_of(spot.slots, ALL) if small else spot)
 
     def enqueue(self, slot: Writing) -> None:
         """Fill the slot, on the current stream.
@@ -141,9 +152,11 @@ class Copies:
             move.enqueue(slot)
         join(device)
 
-    def _place(self, arrived: list[tuple[Crate | Detour, torch.Tensor]], index: int) -> None:
-        for detour, memory in arrived:
-            detour.unpack(memory, index)
+    def _place(
+        self, arrived: list[tuple[Crate | Detour, tuple[torch.Tensor, ...]]], index: int
+    ) -> None:
+        for detour, loaded in arrived:
+            detour.unpack(loaded, index)
         self.scaled.enqueue(index)
         for spot, scale in self.scaled_by_expert:
             target = spot.at(index)

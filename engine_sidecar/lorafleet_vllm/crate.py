@@ -25,32 +25,52 @@ class Small(NamedTuple):
     scale: float
 
 
+def has_kernel(slots: torch.Tensor) -> bool:
+    """Whether one launch takes a crate for these slots apart, and zeroes what is beside it."""
+    return bool(slots.is_cuda and slots.element_size() == 2)
+
+
 class Crate:
     """Copies neighbours in the host's memory in one piece, and lets the device take them apart.
 
-    Its device memory has the sources' size and is free again when the device is done with it.
+    `zeros` are spots that it zeroes on the way, only where it `has_kernel`. Its device memory has
+    the sources' size and is free again when the device is done with it.
     """
 
-    def __init__(self, items: Sequence[Small]) -> None:
+    def __init__(self, items: Sequence[Small], zeros: Sequence[Spot] = ()) -> None:
         items = sorted(items, key=lambda item: item.source.data_ptr())
         self._like = items[0].spot.slots
         self._sizes = [item.source.numel() for item in items]
         self.runs = list(_runs([item.source for item in items]))
+        self._table = None
+        if has_kernel(self._like):
+            from lorafleet_vllm.crate_kernel import Table  # needs a driver
+
+            self._table = Table(items, zeros)
+            return
         self._scaled = [at for at, item in enumerate(items) if item.scale != 1.0]
         self._scales = [items[at].scale for at in self._scaled]
         self._dense = [(at, item.spot) for at, item in enumerate(items) if item.spot.dense]
         self._strided = [(at, item.spot) for at, item in enumerate(items) if not item.spot.dense]
 
-    def load(self, largest_copy: int | None) -> torch.Tensor:
-        """Copy everything to the device, on the current stream; returns the temporary."""
+    def load(self, largest_copy: int | None) -> tuple[torch.Tensor, ...]:
+        """Copy everything to the device, on the current stream; returns the temporaries."""
         memory = self._like.new_empty(sum(self._sizes))
         for own, run in zip(memory.split([r.numel() for r in self.runs]), self.runs, strict=True):
             copy(own, run, None, largest_copy)
-        return memory
+        if self._table is None:
+            return (memory,)
+        return memory, self._table.load(memory.device)
 
-    def unpack(self, memory: torch.Tensor, index: int) -> None:
-        """Fill slot `index` from the temporary, on the current stream."""
-        parts = memory.split(self._sizes)
+    def unpack(self, loaded: tuple[torch.Tensor, ...], index: int) -> None:
+        """Fill slot `index` from the temporaries, on the current stream."""
+        if self._table is not None:
+            from lorafleet_vllm import crate_kernel
+
+            memory, table = loaded
+            crate_kernel.unpack(memory, table, index)
+            return
+        parts = loaded[0].split(self._sizes)
         if self._scaled:
             multiply([parts[at] for at in self._scaled], self._scales)
         # Apart: with one strided tensor in the list torch launches a kernel for each of all.

@@ -16,7 +16,7 @@ from vllm.lora.layers import FusedMoE3DWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from lorafleet_vllm.direct import find_target, pair_of
+from lorafleet_vllm.direct import check_shapes, find_target, pair_of
 from lorafleet_vllm.targets import rename_mapper
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def from_arena(
     """Return private device copies of a staged revision. Raises InvalidAdapter if it does not fit."""
     staged = []
     for tensors in revision.modules:
-        find_target(tensors, targets)
+        check_shapes(tensors, find_target(tensors, targets).module)
         pair = pair_of(tensors, revision, arena)
         a, b = (
             torch.empty_like(t, device=device).copy_(t, non_blocking=True) for t in (pair.a, pair.b)

@@ -16,11 +16,15 @@ from lorafleet_vllm.slot_plan import plan_slot
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from lorafleet.profile import LoraModule
+
     from lorafleet_vllm.arena_map import ArenaMap
     from lorafleet_vllm.revision import ModuleTensors, Revision
     from lorafleet_vllm.slot_plan import Limits
     from lorafleet_vllm.slots import SlotPlan
     from lorafleet_vllm.targets import Target
+
+_PART = 64  # modules that are looked up at a time
 
 
 class ReadyModel(LoRAModel):  # type: ignore[misc]  # vLLM is untyped
@@ -53,22 +57,27 @@ def build(
 ) -> Generator[None, None, DirectModel]:
     """Return the revision as a model of ours, without a copy; yields after each small part.
 
-    Raises InvalidAdapter for a module that the engine lacks or a shape that is not its own, and
-    RankTooHigh. What a kind of layer cannot hold is found when the layer is planned.
+    Raises InvalidAdapter for a module that the engine lacks. What a layer cannot hold (InvalidAdapter,
+    RankTooHigh) is found when the layer is planned, for the first ones can cross the bus meanwhile.
     """
     members: dict[str, list[ModuleTensors | None]] = {}
     widths = Counter(target.wrapper for target in targets.values())
-    for tensors in revision.modules:
+    for number, tensors in enumerate(revision.modules, 1):
         target = find_target(tensors, targets)
-        check_rank(tensors.name, tensors.rank, limits.rank)
         siblings = members.setdefault(target.wrapper, [None] * widths[target.wrapper])
         siblings[target.part] = tensors
-        yield
+        if number % _PART == 0:
+            yield
     if not members:
         raise InvalidAdapter(f"{revision.digest}: no LoRA tensors match the engine")
 
+    def pair(tensors: ModuleTensors) -> Pair:
+        check_shapes(tensors, targets[tensors.name].module)
+        check_rank(tensors.name, tensors.rank, limits.rank)
+        return pair_of(tensors, revision, arena)
+
     def parts_of(wrapper: str) -> Parts:
-        return [each and pair_of(each, revision, arena) for each in members.get(wrapper, ())]
+        return [each and pair(each) for each in members.get(wrapper, ())]
 
     return DirectModel(lora_int_id, revision.rank, plan_slot(modules, parts_of, limits.group_bytes))
 
@@ -84,11 +93,16 @@ def pair_of(tensors: ModuleTensors, revision: Revision, arena: ArenaMap) -> Pair
 
 
 def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
-    """Return the engine's module for `tensors`. Raises InvalidAdapter if it does not fit."""
+    """Return the engine's module of that name. Raises InvalidAdapter if there is none."""
     target = targets.get(tensors.name)
     if target is None:
         raise InvalidAdapter(f"{tensors.name} is not in the engine")
-    module, rank = target.module, tensors.rank
+    return target
+
+
+def check_shapes(tensors: ModuleTensors, module: LoraModule) -> None:
+    """Raise InvalidAdapter if `tensors` are not of the module's kind and shapes."""
+    rank = tensors.rank
     experts = (module.num_experts,) if module.kind is ModuleKind.EXPERTS else ()
     wanted_a = (*experts, rank, module.in_features)
     wanted_b = (*experts, module.out_features, rank)
@@ -101,4 +115,3 @@ def find_target(tensors: ModuleTensors, targets: dict[str, Target]) -> Target:
         raise InvalidAdapter(
             f"{tensors.name}: lora_B has shape {list(tensors.b.shape)}, expected {list(wanted_b)}"
         )
-    return target

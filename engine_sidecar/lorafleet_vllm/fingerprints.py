@@ -44,14 +44,6 @@ def part_fingerprint(
     return total
 
 
-def warm(device: torch.device) -> None:
-    """Do now, at engine start, what the first fingerprint on `device` would have to wait for."""
-    if device.type == "cuda":
-        from lorafleet_vllm import fingerprint_kernel
-
-        fingerprint_kernel.warm(device)
-
-
 def _words(block: torch.Tensor, lanes: int) -> torch.Tensor:
     if lanes == 1:
         return block.view(torch.int16).to(torch.float64)

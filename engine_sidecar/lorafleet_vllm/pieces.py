@@ -27,7 +27,7 @@ class Fill(NamedTuple):
     """What one stacked buffer of a layer gets: `slots[index]` is the adapter's share of it.
 
     `slots` is [max_loras, experts or 1, rows, cols], or [max_loras, rows, cols] (embedding A).
-    Pieces and zeros together cover it, and no two pieces overlap.
+    Pieces and zeros together cover it, and nothing overlaps, but what lies on zeros that are ALL.
     """
 
     slots: torch.Tensor

@@ -19,7 +19,6 @@ from lorafleet_vllm import device_loader, direct, inventory
 from lorafleet_vllm.arena_map import Arena
 from lorafleet_vllm.background import Background
 from lorafleet_vllm.fills import SlotFills
-from lorafleet_vllm.fingerprints import warm
 from lorafleet_vllm.host_store import HostStore
 from lorafleet_vllm.offload import offload
 from lorafleet_vllm.parts import exhaust
@@ -29,6 +28,7 @@ from lorafleet_vllm.settings import RevisionPath, Volume, offload_budget
 from lorafleet_vllm.slot_plan import Limits, empty_plan
 from lorafleet_vllm.stats import WorkerStats
 from lorafleet_vllm.targets import read_targets
+from lorafleet_vllm.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -74,7 +74,7 @@ class Residency:
         self.in_step = False
         self.in_parts = False  # whoever drives gives fills their time
         self.background = Background(self)
-        warm(self.device)
+        warm(self.device, manager.lora_config.lora_dtype)
 
     def is_ours(self, request: Any) -> bool:
         """Whether `request` (a LoRARequest) names a revision on our volume."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec  # vLLM's own; a load waits for this file: it takes a fifth of json's time
 from lorafleet.errors import InvalidAdapter
 from lorafleet.profile import ModuleKind
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Extent(NamedTuple):
+class Extent(msgspec.Struct, frozen=True, gc=False):
     """One packed tensor: `offset` in bytes from the revision's data, `shape` in elements."""
 
     offset: int
@@ -35,8 +34,7 @@ class ModuleTensors(NamedTuple):
     proof: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True)
-class Revision:
+class Revision(NamedTuple):
     """One staged revision; `data_offset` is its first tensor byte in the arena file."""
 
     digest: str
@@ -46,6 +44,32 @@ class Revision:
     modules: tuple[ModuleTensors, ...]
 
 
+class _Proof(msgspec.Struct, frozen=True, gc=False):
+    a: str = ""
+    b: str = ""
+
+
+class _Module(msgspec.Struct, gc=False):
+    kind: ModuleKind
+    rank: int
+    scaling: float | tuple[float, ...]
+    a: Extent
+    b: Extent
+    proof: _Proof = _Proof()
+
+
+class _File(msgspec.Struct):
+    format: int
+    digest: str
+    dtype: str
+    data_offset: int
+    rank: int
+    modules: dict[str, _Module]
+
+
+_decoder = msgspec.json.Decoder(_File)
+
+
 def read_revision(directory: Path) -> Revision:
     """Return the revision that the sidecar described in `directory`.
 
@@ -53,34 +77,23 @@ def read_revision(directory: Path) -> Revision:
     """
     file = directory / "revision.json"
     try:
-        raw = json.loads(file.read_bytes())
+        found = _decoder.decode(file.read_bytes())
     except FileNotFoundError:
         raise InvalidAdapter(f"{file} does not exist: the revision is not staged here") from None
-    except ValueError as error:
-        raise InvalidAdapter(f"{file} is not JSON: {error}") from None
-    if raw.get("format") != 1:
-        raise InvalidAdapter(f"{file} has format {raw.get('format')!r}, this plugin reads 1")
-    return Revision(
-        digest=raw["digest"],
-        dtype=raw["dtype"],
-        data_offset=int(raw["data_offset"]),
-        rank=int(raw["rank"]),
-        modules=tuple(_module(name, entry) for name, entry in raw["modules"].items()),
-    )
-
-
-def _module(name: str, entry: dict[str, Any]) -> ModuleTensors:
-    scaling = entry["scaling"]
-    return ModuleTensors(
-        name=name,
-        kind=ModuleKind(entry["kind"]),
-        rank=int(entry["rank"]),
-        scaling=tuple(map(float, scaling)) if isinstance(scaling, list) else (float(scaling),),
-        a=_extent(entry["a"]),
-        b=_extent(entry["b"]),
-        proof=(entry["proof"]["a"], entry["proof"]["b"]) if "proof" in entry else ("", ""),
-    )
-
-
-def _extent(entry: dict[str, Any]) -> Extent:
-    return Extent(int(entry["offset"]), tuple(map(int, entry["shape"])))
+    except msgspec.MsgspecError as error:
+        raise InvalidAdapter(f"{file} is not what the sidecar writes: {error}") from None
+    if found.format != 1:
+        raise InvalidAdapter(f"{file} has format {found.format}, this plugin reads 1")
+    modules = [
+        ModuleTensors(
+            name,
+            each.kind,
+            each.rank,
+            each.scaling if isinstance(each.scaling, tuple) else (each.scaling,),
+            each.a,
+            each.b,
+            (each.proof.a, each.proof.b),
+        )
+        for name, each in found.modules.items()
+    ]
+    return Revision(found.digest, found.dtype, found.data_offset, found.rank, tuple(modules))
