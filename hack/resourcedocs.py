@@ -30,7 +30,7 @@ def tables() -> dict[str, str]:
     found = {"reasons": _reasons(), "conditions": _conditions(), "errors": _errors()}
     for kind in KINDS:
         schema = structural_schema(kind.model)["properties"]
-        for part in ("spec", "status"):
+        for part in schema.keys() & {"spec", "status"}:
             found[f"{kind.kind}.{part}"] = _fields(schema[part])
         found[f"{kind.kind}.columns"] = _columns(kind)
     return found

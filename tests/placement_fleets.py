@@ -61,7 +61,7 @@ def demands_named(key: str) -> st.SearchStrategy[AdapterDemand]:
         replicas=st.integers(1, 4),
         residency=st.sampled_from([*Residency, Residency.SHARED]),
         priority=st.sampled_from([0, 0, 0, 1, 2]),
-        guaranteed=st.sampled_from([False, False, False, True]),
+        created=st.sampled_from(["", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]),
         digest=st.sampled_from(["", *DIGESTS]),
         current=st.frozensets(st.sampled_from(PODS[:5]), max_size=3),
         refused=st.dictionaries(st.sampled_from(PODS[:5]), st.just("no"), max_size=1),

@@ -35,9 +35,15 @@ def pool(name: str = "main", **spec: Any) -> Json:
     )
 
 
+def grant(name: str = "grant", **spec: Any) -> Json:
+    """An AdapterGrant that the API server takes."""
+    given = {"from": [{"namespace": "team-a"}], "to": [{"kind": "EnginePool"}], **spec}
+    return _resource("AdapterGrant", name, given)
+
+
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
     """The path of a resource, or of the list of its kind."""
-    plural = {"LoRAAdapter": "loraadapters", "EnginePool": "enginepools"}[kind]
+    plural = f"{kind.lower()}s"
     parts = [f"/apis/{API_VERSION}/namespaces/{namespace}/{plural}", name, subresource]
     return "/".join(part for part in parts if part)
 

@@ -9,7 +9,7 @@ import pytest
 from kube_rest import KubeRest, Refused
 from lorafleet_operator.api import names, rules
 from lorafleet_operator.api.rules import Rule
-from resource_builders import adapter, path, pool
+from resource_builders import adapter, grant, path, pool
 
 Json = dict[str, Any]
 
@@ -55,6 +55,15 @@ def canary(**fields: Any) -> Json:
     return rollout(canary=fields)
 
 
+def tenants(**fields: Any) -> Json:
+    tenant = {"name": "a", "namespaceSelector": {"names": ["a"]}, **fields}
+    return pool(tenants=[{k: v for k, v in tenant.items() if v is not None}])
+
+
+def share(amount: str | int) -> Json:
+    return tenants(guarantee={"arenaShare": amount})
+
+
 GCS: Json = {"gcs": {"bucket": "models", "prefix": "sql", "endpoint": "https://gcs.example"}}
 AZURE: Json = {
     "azureBlob": {
@@ -65,6 +74,9 @@ AZURE: Json = {
     }
 }
 GATEWAY = {"gateway": {"name": "front"}}
+
+
+TENANT = tenants()["spec"]["tenants"]
 DIGEST = f"sha256:{'0a' * 32}"
 
 
@@ -182,6 +194,30 @@ CASES = [
     Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget=1 << 33), pool(hostMemoryBudget=0)),
+    Case(
+        rules.ONE_NAMESPACE_SELECTOR,
+        tenants(namespaceSelector={"names": ["a", "b"]}),
+        tenants(namespaceSelector={}),
+    ),
+    Case(
+        rules.ONE_NAMESPACE_SELECTOR,
+        tenants(namespaceSelector={"matchLabels": {"team": "a"}}),
+        tenants(namespaceSelector={"names": ["a"], "matchLabels": {"team": "a"}}),
+    ),
+    Case(rules.ARENA_SHARE, share("25%"), share("101%")),
+    Case(rules.ARENA_SHARE, share("8Gi"), share("0%")),
+    Case(rules.ARENA_SHARE, share(1 << 30), share(0)),
+    Case(rules.TENANT_SELECTOR, tenants(), tenants(namespaceSelector=None)),
+    Case(
+        rules.TENANT_SELECTOR,
+        tenants(name="*", namespaceSelector=None),
+        tenants(name="*"),
+    ),
+    Case(
+        rules.NO_GUARANTEE_FOR_ALL,
+        tenants(guarantee={"slots": 1}),
+        tenants(name="*", namespaceSelector=None, guarantee={"slots": 1}),
+    ),
 ]
 TRANSITIONS = {rules.BASE_MODEL_IMMUTABLE}
 
@@ -244,6 +280,13 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (pool(sidecarPort=0), "spec.sidecarPort"),
         (pool(engineContainer="Not A Name"), "spec.engineContainer"),
         (pool(selector=None), "spec.selector: Required value"),
+        (adapter(poolRef={"name": "main", "namespace": "Not_One"}), "spec.poolRef.namespace"),
+        (pool(tenants=[{"namespaceSelector": {"names": ["a"]}}]), "name: Required value"),
+        (tenants(quota={"adapters": -1}), "quota.adapters"),
+        (tenants(quota={"loadsPerMinute": 0}), "quota.loadsPerMinute"),
+        (pool(tenants=[*TENANT, *TENANT]), "Duplicate value"),
+        (grant(to=[{"kind": "Secret"}]), 'supported values: "EnginePool", "ServedName"'),
+        (grant(**{"from": []}), "spec.from"),
     ],
 )
 def test_the_schema_refuses_what_has_the_wrong_shape(

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from . import names, rules
-from .fields import BaseModelName, Conditions, Digest, Int32, Int64, LocalReference, Message
+from .fields import BaseModelName, Conditions, Digest, Int32, Int64, Message, PoolReference
 from .meta import ApiModel, ObjectMeta
 from .rollout import CanaryStatus, Draining, Revision, RolledBack, Rollout
 from .routing import AdapterRouting, RoutingStatus
@@ -68,7 +68,7 @@ class LoRAAdapterSpec(ApiModel):
 
     base_model: BaseModelName
     """Name of the base model that the adapter was trained for, as the engines serve it."""
-    pool_ref: LocalReference
+    pool_ref: PoolReference
     """EnginePool whose engines serve the adapter."""
     served_name: str | None = Field(
         default=None,
@@ -217,7 +217,12 @@ class LoRAAdapter(ApiModel):
     @property
     def pool_key(self) -> str:
         """Return the key of the pool that the adapter names, which may not exist."""
-        return names.pool_key(self.metadata.namespace, self.spec.pool_ref.name)
+        return names.pool_key(self.pool_namespace, self.spec.pool_ref.name)
+
+    @property
+    def pool_namespace(self) -> str:
+        """Return the namespace of its EnginePool: its own, unless the spec says otherwise."""
+        return self.spec.pool_ref.namespace or self.metadata.namespace
 
     @property
     def served_name(self) -> str:

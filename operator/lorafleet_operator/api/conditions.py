@@ -115,6 +115,10 @@ class Reason(StrEnum):
     """No engine of the pool can take the adapter; the message says why for each."""
     NO_CAPACITY = "NoCapacity"
     """Fewer engines than wanted have room; those that have are used."""
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    """The tenant's quota in the pool is used up; the message has the numbers."""
+    NOT_GRANTED = "NotGranted"
+    """The pool or the served name is another namespace's, which holds no AdapterGrant for it."""
     PREEMPTED = "Preempted"
     """Adapters of higher priority took its place on engines, and no other engine has room."""
 
@@ -139,6 +143,8 @@ class Reason(StrEnum):
     """What the spec asks for needs the plugin, which is not live in an engine."""
     NAME_TAKEN = "NameTaken"
     """The served name belongs to another adapter or to the base model."""
+    LOAD_RATE_LIMITED = "LoadRateLimited"
+    """The tenant's loads of this minute are used up; the next one is due soon."""
     INTERNAL_ERROR = "InternalError"
     """A fault of the operator or the sidecar; its log says more."""
 

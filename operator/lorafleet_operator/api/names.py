@@ -17,6 +17,10 @@ POOL_KIND: Final = "EnginePool"
 POOL_PLURAL: Final = "enginepools"
 POOL_SHORT: Final = "lpool"
 
+GRANT_KIND: Final = "AdapterGrant"
+GRANT_PLURAL: Final = "adaptergrants"
+GRANT_SHORT: Final = "lgrant"
+
 FINALIZER: Final = f"{GROUP}/unload"
 """Held on an adapter until every engine that still exists has unloaded it."""
 

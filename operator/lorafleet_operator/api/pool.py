@@ -1,16 +1,17 @@
 """EnginePool: which pods are engines, and what the operator sees of them."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
 from . import names, rules
-from .fields import DNS_LABEL, BaseModelName, Conditions, Int32, Int64, Message
+from .fields import DNS_LABEL, BaseModelName, Conditions, Int32, Int64, Message, quantity_field
 from .meta import ApiModel, ObjectMeta
 from .quantity import to_bytes
 from .routing import PoolRouting, RoutingStatus
 from .rules import validations
+from .tenants import Tenant, tenants_field
 
 
 class EngineSelector(ApiModel):
@@ -25,25 +26,13 @@ class EngineSelector(ApiModel):
     """Labels that all engine pods carry, with their values."""
 
 
-def _quantity() -> Any:
-    """Return an optional field for a positive quantity of bytes."""
-    return Field(
-        default=None,
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "maxLength": 32,
-            **validations(rules.POSITIVE_QUANTITY),
-        },
-    )
-
-
 class TransferLimits(ApiModel):
     """How fast the operator sends adapters to the pool's engines; what engines send each other and
     what they have already is not counted."""
 
-    max_bytes_per_second: str | int | None = _quantity()
+    max_bytes_per_second: str | int | None = quantity_field()
     """Most bytes a second for all adapters of the pool; no limit if left out."""
-    max_bytes_per_second_per_namespace: str | int | None = _quantity()
+    max_bytes_per_second_per_namespace: str | int | None = quantity_field()
     """Most bytes a second for the adapters of one namespace; no limit if left out."""
 
     @property
@@ -78,7 +67,7 @@ class EnginePoolSpec(ApiModel):
     """Port of vLLM's HTTP server in each engine pod; Services lead there."""
     engine_container: str = Field(default="vllm", min_length=1, max_length=63, pattern=DNS_LABEL)
     """Name of the container that runs vLLM."""
-    host_memory_budget: str | int | None = _quantity()
+    host_memory_budget: str | int | None = quantity_field()
     """Most arena bytes that placement uses on one engine; its whole arena if left out."""
     max_adapters_per_engine: Int32 | None = Field(default=None, ge=1, le=100_000)
     """Most adapters that placement puts on one engine; as many as its arena holds if left out."""
@@ -86,6 +75,8 @@ class EnginePoolSpec(ApiModel):
     """Limits on what is sent to the engines; none if left out."""
     routing: PoolRouting = Field(default_factory=PoolRouting, json_schema_extra={"default": {}})
     """Objects that lead requests to the pool's engines; none by default."""
+    tenants: list[Tenant] = tenants_field()
+    """Limits and guarantees of tenants; a namespace of none has neither."""
 
     @field_validator("host_memory_budget")
     @classmethod

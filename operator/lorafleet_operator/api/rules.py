@@ -139,3 +139,23 @@ POSITIVE_QUANTITY: Final = Rule(
     " : isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
     "must be a positive quantity of bytes such as 8Gi",
 )
+
+ONE_NAMESPACE_SELECTOR: Final = Rule(
+    "(has(self.names) && size(self.names) > 0)"
+    " != (has(self.matchLabels) && size(self.matchLabels) > 0)",
+    "give exactly one of namespaceSelector.names and namespaceSelector.matchLabels",
+)
+ARENA_SHARE: Final = Rule(
+    "type(self) == int ? self > 0"
+    " : self.matches('^([1-9][0-9]?|100)%$')"
+    " || (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+    "must be a positive quantity of bytes such as 8Gi, or a share from 1% to 100%",
+)
+TENANT_SELECTOR: Final = Rule(
+    "has(self.namespaceSelector) != (self.name == '*')",
+    "a tenant needs a namespaceSelector; * is for all other namespaces and has none",
+)
+NO_GUARANTEE_FOR_ALL: Final = Rule(
+    "self.name != '*' || !has(self.guarantee)",
+    "tenant * can have no guarantee: it stands for any number of namespaces",
+)

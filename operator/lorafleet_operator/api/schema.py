@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from . import names
-from .v1alpha1 import EnginePool, LoRAAdapter
+from .v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,11 @@ class Kind:
     plural: str
     short: str
     columns: tuple[Column, ...]
+
+    @property
+    def observed(self) -> bool:
+        """Whether it has a status."""
+        return "status" in self.model.model_fields
 
     @property
     def filename(self) -> str:
@@ -96,6 +101,17 @@ KINDS: Final = (
             Column("Message", _condition("EnginesReady", "message"), "Why, for people", priority=1),
         ),
     ),
+    Kind(
+        AdapterGrant,
+        names.GRANT_KIND,
+        names.GRANT_PLURAL,
+        names.GRANT_SHORT,
+        (
+            Column("From", ".spec.from[*].namespace", "Namespaces that may use it"),
+            Column("Kinds", ".spec.to[*].kind", "What they may use"),
+            Column("Age", ".metadata.creationTimestamp", "Time since creation", "date"),
+        ),
+    ),
 )
 
 
@@ -105,7 +121,8 @@ def structural_schema(model: type[ApiModel]) -> Json:
     schema: Json = _structural(raw, raw.get("$defs", {}))
     properties = schema["properties"]
     properties["metadata"] = {"type": "object"}
-    _drop_defaults(properties["status"])
+    if "status" in properties:
+        _drop_defaults(properties["status"])
     schema["properties"] = {
         "apiVersion": {"type": "string", "description": "Version of this object's schema."},
         "kind": {"type": "string", "description": "Kind of this object."},
@@ -136,7 +153,7 @@ def crd(kind: Kind) -> Json:
                     "name": names.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if kind.observed else {}),
                     "additionalPrinterColumns": [column.schema() for column in kind.columns],
                     "schema": {"openAPIV3Schema": structural_schema(kind.model)},
                 }

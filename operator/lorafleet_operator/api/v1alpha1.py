@@ -1,8 +1,8 @@
 """The resources of lorafleet.dev/v1alpha1: import them from here.
 
 The CRDs in crds/ are generated from these classes (schema.py); docstrings become the
-descriptions of `kubectl explain`. Bounds keep a spec below 64 KiB and a status below what the
-API server stores. What CEL checks at the API server (rules.py) the models check too, so that
+descriptions of `kubectl explain`. Bounds keep the spec of an adapter below 64 KiB, that of a
+pool below 256 KiB, and a status below what the API server stores. What CEL checks at the API server (rules.py) the models check too, so that
 `lorafleet-operator plan -f FILE` refuses what the API server would refuse.
 """
 
@@ -17,7 +17,8 @@ from .adapter import (
     PlacementPolicy,
     Tier,
 )
-from .fields import LocalReference
+from .fields import LocalReference, PoolReference
+from .grant import AdapterGrant, GrantedKind
 from .meta import Condition, ObjectMeta
 from .pool import (
     EngineHealth,
@@ -48,9 +49,11 @@ from .source import (
     S3Source,
     VolumeSource,
 )
+from .tenants import NamespaceSelector, Tenant, TenantGuarantee, TenantQuota
 
 __all__ = [
     "AdapterEngine",
+    "AdapterGrant",
     "AdapterRouting",
     "AdapterSource",
     "AzureBlobSource",
@@ -65,6 +68,7 @@ __all__ = [
     "EnginePoolStatus",
     "EngineSelector",
     "GcsSource",
+    "GrantedKind",
     "HttpRouteParent",
     "HttpRouting",
     "HttpSource",
@@ -74,11 +78,13 @@ __all__ = [
     "LoRAAdapterStatus",
     "Loader",
     "LocalReference",
+    "NamespaceSelector",
     "ObjectMeta",
     "OciSource",
     "Placement",
     "PlacementPolicy",
     "PoolEngine",
+    "PoolReference",
     "PoolRouting",
     "Probe",
     "Revision",
@@ -86,6 +92,9 @@ __all__ = [
     "Rollout",
     "RoutingStatus",
     "S3Source",
+    "Tenant",
+    "TenantGuarantee",
+    "TenantQuota",
     "Tier",
     "TransferLimits",
     "VolumeSource",

@@ -3,6 +3,8 @@
 engines      EngineSnapshot: what planning may know of an engine
 demands      AdapterDemand: what planning may know of an adapter
 filters      what an engine must be to take an adapter at all
+load         what the plan has put on an engine
+tenancy      whose adapter it is: quotas, and what engines keep for a tenant
 capacity     whether it has room beside what the plan has put there
 board        engines and their planned load, found again by room and content
 choose       which of those with room is best
@@ -22,10 +24,12 @@ from .explanation import (
     blocked,
     displaced_from,
     explanation,
+    over_quota_on,
     wanted,
 )
 from .plan import PlacementPlan, plan, planned
 from .planner import Planner
+from .tenancy import Tenancy, TenantRule
 
 __all__ = [
     "AdapterDemand",
@@ -36,10 +40,13 @@ __all__ = [
     "Planner",
     "Policy",
     "Residency",
+    "Tenancy",
+    "TenantRule",
     "Verdict",
     "blocked",
     "displaced_from",
     "explanation",
+    "over_quota_on",
     "plan",
     "planned",
     "wanted",

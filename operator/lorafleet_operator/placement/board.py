@@ -9,9 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from .capacity import Load, Shortage, shortage
+from .capacity import Shortage, quota_shortage, shortage
+from .load import Load
+from .tenancy import Shares, Tenancy
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
 
+_NOBODY: Final[frozenset[str]] = frozenset()
 Position = tuple[float, int, str]
 """Fullness, planned bytes for each tensor-parallel rank, pod name."""
 
@@ -32,10 +35,42 @@ class Carrier:
     adapters: dict[str, AdapterDemand] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     position: Position = (0.0, 0, "")
+    tenancy: Tenancy | None = None
+    shares: Shares | None = None  # by tenant; None where the pool has no tenants
 
     def lacks(self, adapter: AdapterDemand, *, held: bool = False) -> Shortage | None:
         """Return what is missing here for one more adapter."""
-        return shortage(adapter, self.engine, self.load, held=held)
+        over = self.over_quota(adapter) if self.shares is not None else None
+        return over or shortage(adapter, self.engine, self.load, self.shares, held=held)
+
+    def over_quota(self, adapter: AdapterDemand) -> Shortage | None:
+        """Return what the quota of the adapter's tenant lacks here."""
+        if self.shares is None or self.tenancy is None:
+            return None
+        rule = self.tenancy.rule(adapter.tenant)
+        if rule is None:
+            return None
+        return quota_shortage(adapter, rule, self.shares.load(adapter.tenant))
+
+    def share_out(self, tenancy: Tenancy) -> None:
+        """Reckon anew what each tenant has here."""
+        self.tenancy = tenancy if tenancy.rules else None
+        self.shares = Shares.of(tenancy.kept(self.engine)) if tenancy.rules else None
+        if self.shares is not None:
+            for adapter in self.adapters.values():
+                self.shares.add(adapter)
+
+    def sheltered(self, tenant: str) -> frozenset[str]:
+        """Return the tenant's adapters that its guarantee keeps in slots here.
+
+        The most important, the oldest first; those that are pinned by themselves come before.
+        """
+        slots = self.shares.kept[tenant].slots if self.shares and tenant in self.shares.kept else 0
+        if not slots:
+            return _NOBODY
+        own = [adapter for adapter in self.adapters.values() if adapter.tenant == tenant]
+        own.sort(key=lambda a: (not a.pinned, -a.priority, a.created, a.key))
+        return frozenset(adapter.key for adapter in own[:slots])
 
     @property
     def fullness(self) -> float:
@@ -77,6 +112,7 @@ class Board:
     def __init__(self) -> None:
         self.carriers: dict[str, Carrier] = {}
         self.kinds: dict[tuple[object, ...], Kind] = {}
+        self.tenancy = Tenancy()
         self._loaded_on: dict[str, set[str]] = {}
         self._staged_on: dict[str, set[str]] = {}
 
@@ -91,9 +127,12 @@ class Board:
         if kind is None:
             kind = self.kinds[engine.kind] = Kind(engine)
         carrier = old or Carrier(engine, kind)
+        old_kind = old and old.kind
         carrier.engine, carrier.kind = engine, kind
         self.carriers[name] = carrier
         self._enter(carrier)
+        if self.tenancy.rules and (old is None or old_kind is not kind):
+            carrier.share_out(self.tenancy)
         for key in engine.loaded:
             self._loaded_on.setdefault(key, set()).add(name)
         for digest in engine.staged:
@@ -110,12 +149,16 @@ class Board:
         """Plan the adapter on this engine."""
         carrier.adapters[adapter.key] = adapter
         carrier.load.add(adapter)
+        if carrier.shares is not None:
+            carrier.shares.add(adapter)
         self._reposition(carrier)
 
     def take(self, carrier: Carrier, key: str) -> AdapterDemand:
         """Plan the adapter on this engine no longer; return what it had asked for."""
         adapter = carrier.adapters.pop(key)
         carrier.load.add(adapter, -1)
+        if carrier.shares is not None:
+            carrier.shares.add(adapter, -1)
         self._reposition(carrier)
         return adapter
 

@@ -42,16 +42,22 @@ class AdapterDemand:
     replicas: int = 1  # for Spread and BinPack
     residency: Residency = Residency.SHARED
     priority: int = 0  # more is more important
-    guaranteed: bool = False  # within its tenant's guarantee: never pre-empted
+    created: str = ""  # as the API server wrote it: sorts by age
+    assigned: str = ""  # its tenant, where the pool has tenants: the planner tells
     digest: str = ""  # of the content that was last served: engines may have it staged
     current: frozenset[str] = frozenset()  # pods that were chosen before (status.engines)
     refused: Mapping[str, str] = field(default_factory=dict)
     """Pod -> what its engine said when it refused this content for good."""
 
     @property
-    def tenant(self) -> str:
-        """Whose adapter it is: its namespace."""
+    def namespace(self) -> str:
+        """The adapter's namespace."""
         return self.key.partition("/")[0]
+
+    @property
+    def tenant(self) -> str:
+        """To whom it counts: a tenant of the pool, else its namespace."""
+        return self.assigned or self.namespace
 
     @property
     def pinned(self) -> bool:
@@ -62,11 +68,6 @@ class AdapterDemand:
     def reserved(self) -> bool:
         """Whether it keeps a place in the engine's host memory of its own."""
         return self.residency is not Residency.SHARED
-
-    @property
-    def secure(self) -> bool:
-        """Whether no other adapter, however important, may take its place."""
-        return self.reserved or self.guaranteed
 
     @property
     def limit(self) -> int | None:
@@ -81,6 +82,7 @@ class AdapterDemand:
             self.size_bytes,
             self.rank,
             self.residency,
+            self.assigned,
             frozenset(self.refused),
         )
 
@@ -90,10 +92,10 @@ class AdapterDemand:
 
     @cached_property
     def _needs(self) -> tuple[object, ...]:
-        return (*self.shape, self.policy, self.limit, self.priority, self.guaranteed)
+        return (*self.shape, self.policy, self.limit, self.priority, self.created)
 
     @classmethod
-    def from_adapter(cls, adapter: LoRAAdapter) -> AdapterDemand:
+    def from_adapter(cls, adapter: LoRAAdapter, created: str = "") -> AdapterDemand:
         """Return the demand of a resource, from its spec and what its status remembers."""
         placement, status = adapter.spec.placement, adapter.status
         return cls(
@@ -105,6 +107,7 @@ class AdapterDemand:
             replicas=placement.replicas or 1,
             residency=Residency.GPU if adapter.spec.pinned else Residency.SHARED,
             priority=adapter.spec.priority,
+            created=created,
             digest=status.digest,
             current=frozenset(engine.pod_name for engine in status.engines),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
-from .capacity import Shortage, shortage_text
+from .capacity import QUOTAS, Shortage, name_of, quota_text, shortage_text
 from .demands import Policy
 from .filters import Refusal, filter_refusal
 
@@ -137,6 +137,8 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
         return None
     if chosen and chosen >= want:
         return None
+    if used_up := _used_up(planner, entry):
+        return used_up.reason, used_up.text
     if not carriers:
         return Reason.NO_MATCHING_ENGINES, "the pool has no engines"
     counts = f"{chosen} of {max(want, 1)} engines"
@@ -156,7 +158,10 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
 
 
 def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
-    """Return the engines that have the adapter loaded but gave its place to more important ones."""
+    """Return the engines that have the adapter loaded but gave its place to others.
+
+    To more important ones, or to what is guaranteed to other tenants.
+    """
     carriers = planner.board.carriers
     return frozenset(
         name
@@ -165,10 +170,30 @@ def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
     )
 
 
+def over_quota_on(planner: Planner, entry: Entry) -> frozenset[str]:
+    """Return the engines that have the adapter loaded but not in the plan, for want of quota."""
+    carriers, all_used = planner.board.carriers, _used_up(planner, entry) is not None
+    return frozenset(
+        name
+        for name in planner.board.loaded_on(entry.demand.key)
+        if name not in entry.chosen
+        and (all_used or carriers[name].over_quota(entry.demand) is not None)
+    )
+
+
+def _used_up(planner: Planner, entry: Entry) -> Refusal | None:
+    rule = None if entry.chosen else planner.used_up(entry.demand)
+    if rule is None:
+        return None
+    tenant = entry.demand.tenant
+    count = f"{planner.placed_of(tenant)} of {rule.adapters}"
+    return Refusal(Reason.QUOTA_EXCEEDED, f"tenant {name_of(tenant)} has {count} adapters")
+
+
 def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> Iterator[EngineLine]:
     """Yield one line for each of these engines, by their names."""
     demand, loaded = entry.demand, planner.board.loaded_on(entry.demand.key)
-    holders = planner.holders(demand)
+    holders, used_up = planner.holders(demand), _used_up(planner, entry)
     enough = f"{len(entry.chosen)} of {want} engines chosen"
     if demand.policy is Policy.ON_DEMAND:
         enough = "no request has asked for it there"
@@ -177,7 +202,7 @@ def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> I
             why = "has it already" if name in loaded else entry.chosen[name]
             yield EngineLine(name, Verdict.CHOSEN, why)
             continue
-        refusal = _refusal(entry, planner.board.carriers[name], held=name in holders)
+        refusal = _refusal(entry, planner.board.carriers[name], held=name in holders) or used_up
         if refusal is not None:
             yield EngineLine(name, Verdict.REFUSED, refusal.text, refusal.reason)
         else:
@@ -198,7 +223,13 @@ def _refusal(entry: Entry, carrier: Carrier, *, held: bool) -> Refusal | None:
 
 
 def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -> Refusal:
-    text = shortage_text(lacking, entry.demand, carrier.engine, carrier.load)
+    demand, shares = entry.demand, carrier.shares
+    rule = None if carrier.tenancy is None else carrier.tenancy.rule(demand.tenant)
+    if lacking in QUOTAS and rule is not None and shares is not None:
+        return Refusal(
+            Reason.QUOTA_EXCEEDED, quota_text(lacking, demand, rule, shares.load(demand.tenant))
+        )
+    text = shortage_text(lacking, demand, carrier.engine, carrier.load, shares)
     higher = [a.key for a in carrier.adapters.values() if a.priority > entry.demand.priority]
     if not higher:
         return Refusal(Reason.NO_CAPACITY, text)
@@ -210,13 +241,18 @@ def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -
 
 def _outranked(entry: Entry, carrier: Carrier) -> bool:
     demand = entry.demand
-    if filter_refusal(demand, carrier.engine, held=True) or not carrier.lacks(demand, held=True):
+    lacking = carrier.lacks(demand, held=True)
+    if lacking is None or lacking in QUOTAS or filter_refusal(demand, carrier.engine, held=True):
         return False
+    if carrier.shares is not None and carrier.shares.kept.keys() - {demand.tenant}:
+        return True
     return any(other.priority > demand.priority for other in carrier.adapters.values())
 
 
 def _summary(reasons: set[Reason], *, short: bool) -> Reason:
     """Return one reason for all refusals; `short`: some replicas are placed, others have no place."""
+    if Reason.QUOTA_EXCEEDED in reasons:
+        return Reason.QUOTA_EXCEEDED
     if Reason.PREEMPTED in reasons:
         return Reason.PREEMPTED
     if Reason.NO_CAPACITY in reasons or short:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
     from .explanation import Explanation
+    from .tenancy import Tenancy
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ def plan(
     adapters: Iterable[AdapterDemand],
     engines: Iterable[EngineSnapshot],
     *,
+    tenancy: Tenancy | None = None,
     explain: Collection[str] | None = None,
 ) -> PlacementPlan:
     """Return the engines of every adapter of one pool.
 
     adapters: every adapter of the pool that is not being deleted, each key once. engines: every engine of the pool, each
-    pod name once. explain: keys to explain in `why`; None explains all.
+    pod name once. tenancy: the pool's tenants. explain: keys to explain in `why`; None explains all.
     """
-    planner = planned(adapters, engines)
+    planner = planned(adapters, engines, tenancy)
     entries = sorted(planner.entries.items())
     want = {key: wanted(planner, entry) for key, entry in entries}
     return PlacementPlan(
@@ -64,9 +66,15 @@ def plan(
     )
 
 
-def planned(adapters: Iterable[AdapterDemand], engines: Iterable[EngineSnapshot]) -> Planner:
+def planned(
+    adapters: Iterable[AdapterDemand],
+    engines: Iterable[EngineSnapshot],
+    tenancy: Tenancy | None = None,
+) -> Planner:
     """Return the planner of one pool, settled."""
     planner = Planner()
+    if tenancy is not None:
+        planner.set_tenancy(tenancy)
     for engine in engines:
         planner.set_engine(engine)
     for adapter in adapters:

@@ -9,7 +9,7 @@ facts that it leads to.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .board import Carrier, Kind
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
+    from .tenancy import Tenancy, TenantRule
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +58,7 @@ class Planner:
         self._was: dict[str, frozenset[str]] = {}  # engines before the changes, of those changed
         self._placed: Counter[str] = Counter()  # adapters with an engine, by tenant
         self._priorities: Counter[int] = Counter()  # adapters by priority
+        self._sheltered: set[str] = set()  # adapters whose place in a slot has changed
 
     # Facts.
 
@@ -82,8 +84,25 @@ class Planner:
             self.board.drop_engine(pod_name)
             self._fresh.discard(pod_name)
 
+    def set_tenancy(self, tenancy: Tenancy) -> None:
+        """Take the pool's tenants: everything is looked at again."""
+        self.board.tenancy = tenancy
+        entries = list(self.entries.values())
+        for entry in entries:
+            self._release(entry)
+        for entry in entries:
+            entry.demand = _assigned(entry.demand, tenancy)
+            self._sheltered.add(entry.demand.key)
+        for carrier in self.board.carriers.values():
+            carrier.share_out(tenancy)
+        self._placed.clear()
+        self._dirty |= self.entries.keys()
+        self._fresh |= self.board.carriers.keys()
+
     def set_adapter(self, demand: AdapterDemand) -> None:
         """Take what an adapter wants, new or known."""
+        if self.board.tenancy.rules:
+            demand = _assigned(demand, self.board.tenancy)
         entry = self.entries.get(demand.key)
         if entry is None:
             self.entries[demand.key] = Entry(demand)
@@ -133,7 +152,9 @@ class Planner:
             for key, was in self._was.items()
             if key in self.entries and was != self.entries[key].chosen.keys()
         }
+        changed |= self._sheltered & self.entries.keys()
         self._dirty, self._fresh, self._was, self._freed = set(), set(), {}, False
+        self._sheltered = set()
         return changed
 
     def interested(self, pod_name: str) -> set[str]:
@@ -161,6 +182,27 @@ class Planner:
         entry = self.entries.get(demand.key)
         chosen = entry.chosen if entry else ()
         return {*demand.current, *self.board.loaded_on(demand.key), *chosen}
+
+    def sheltered_on(self, key: str) -> frozenset[str]:
+        """Return the engines where its tenant's guarantee keeps the adapter in a slot."""
+        entry = self.entries[key]
+        if not self._has_slots(entry.demand):
+            return frozenset()
+        carriers = self.board.carriers
+        return frozenset(
+            name for name in entry.chosen if key in carriers[name].sheltered(entry.demand.tenant)
+        )
+
+    def used_up(self, demand: AdapterDemand) -> TenantRule | None:
+        """Return the rule of a tenant that has as many adapters as it may have, else None."""
+        rule = self.board.tenancy.rule(demand.tenant)
+        if rule is None or rule.adapters is None or self._placed[demand.tenant] < rule.adapters:
+            return None
+        return rule
+
+    def placed_of(self, tenant: str) -> int:
+        """Return how many adapters of the tenant have an engine."""
+        return self._placed[tenant]
 
     def _seen_or_lost(self, key: str, pod_name: str) -> None:
         """Look again at an adapter that was found on an engine, or went from it, unasked."""
@@ -195,6 +237,8 @@ class Planner:
 
         for name in sorted(carriers.keys() & names - entry.chosen.keys(), key=order):
             if demand.limit is not None and not entry.seeks:
+                return
+            if not entry.chosen and self.used_up(demand):
                 return
             carrier, there = carriers[name], name in loaded
             if name in demand.refused and not there and demand.limit is not None:
@@ -238,8 +282,13 @@ class Planner:
     def _choose(self, entry: Entry) -> list[Entry]:
         """Give the adapter the engines that it misses; return who lost a place for it."""
         demand = entry.demand
+        if not entry.chosen and self.used_up(demand):
+            self._waiting.add(demand.key)
+            return []
         kinds = open_kinds(self.board, demand)
-        urgent = any(priority < demand.priority for priority in self._priorities)
+        rule = self.board.tenancy.rule(demand.tenant)
+        claims = rule is not None and rule.guarantees
+        urgent = claims or any(priority < demand.priority for priority in self._priorities)
         if demand.policy is Policy.ALL:
             return self._choose_all(entry, kinds, urgent=urgent)
         displaced: list[Entry] = []
@@ -280,14 +329,24 @@ class Planner:
         for loser in losers:
             self._remove(loser, carrier)
         names = ", ".join(loser.demand.key for loser in losers)
-        self._add(entry, carrier, f"takes the place of {names} (lower priority)")
+        lower = all(loser.demand.priority < entry.demand.priority for loser in losers)
+        why = "lower priority" if lower else f"guarantee of {entry.demand.tenant}"
+        self._add(entry, carrier, f"takes the place of {names} ({why})")
         return losers
 
+    def _has_slots(self, demand: AdapterDemand) -> bool:
+        rule = self.board.tenancy.rule(demand.tenant)
+        return rule is not None and bool(rule.guaranteed_slots)
+
     def _add(self, entry: Entry, carrier: Carrier, why: str) -> None:
-        self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
-        self._placed[entry.demand.tenant] += not entry.chosen
+        demand = entry.demand
+        self._was.setdefault(demand.key, frozenset(entry.chosen))
+        self._placed[demand.tenant] += not entry.chosen
         entry.chosen[carrier.engine.pod_name] = why
-        self.board.put(carrier, entry.demand)
+        before = carrier.sheltered(demand.tenant) if self._has_slots(demand) else None
+        self.board.put(carrier, demand)
+        if before is not None:
+            self._sheltered |= before ^ carrier.sheltered(demand.tenant)
 
     def _clear(self, carrier: Carrier) -> None:
         for key in list(carrier.adapters):
@@ -297,7 +356,11 @@ class Planner:
         self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
         del entry.chosen[carrier.engine.pod_name]
         self._placed[entry.demand.tenant] -= not entry.chosen
+        tenant = entry.demand.tenant
+        before = carrier.sheltered(tenant) if self._has_slots(entry.demand) else None
         self.board.take(carrier, entry.demand.key)
+        if before is not None:
+            self._sheltered |= before ^ carrier.sheltered(tenant)
 
     def _release(self, entry: Entry) -> None:
         for name in list(entry.chosen):
@@ -309,8 +372,13 @@ class Planner:
             del self._priorities[priority]
 
 
+def _assigned(demand: AdapterDemand, tenancy: Tenancy) -> AdapterDemand:
+    tenant = tenancy.tenant_of(demand.namespace) if tenancy.rules else ""
+    return demand if demand.assigned == tenant else replace(demand, assigned=tenant)
+
+
 def _eases(old: AdapterDemand, new: AdapterDemand) -> bool:
     """Return whether the change may leave others more room, or make it lose its place to them."""
     return (
-        (new.size_bytes or 0) < (old.size_bytes or 0) or new.priority < old.priority or old.secure
+        (new.size_bytes or 0) < (old.size_bytes or 0) or new.priority < old.priority or old.reserved
     )

@@ -37,32 +37,50 @@ def cheapest(
 def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | None:
     """Return who has to leave this engine for `adapter`; None if that would not be enough.
 
-    Only adapters of lower priority that keep no place of their own and are within no guarantee.
+    Only adapters of lower priority that keep no place of their own, and for what is within its
+    tenant's guarantee any of other tenants; never one within a guarantee. A quota that is used up
+    takes nobody's place.
     """
+    shares = carrier.shares and carrier.shares.copy()
+    if carrier.over_quota(adapter) is not None:
+        return None
+    claims = shares is not None and shares.within(adapter)
     lower = sorted(
         (
             other
             for other in carrier.adapters.values()
-            if other.priority < adapter.priority and not other.secure
+            if (other.priority < adapter.priority and not other.reserved)
+            or (claims and other.tenant != adapter.tenant)
         ),
-        key=lambda other: (other.priority, -(other.size_bytes or 0), other.key),
+        key=lambda other: (other.reserved, other.priority, -(other.size_bytes or 0), other.key),
     )
-    if not lower:
-        return None
     load = carrier.load.copy()
-    going = []
-    # What they free in the arena can be evicted, so the largest piece is no obstacle.
+    going: list[AdapterDemand] = []
+
+    def move(other: AdapterDemand, times: int) -> None:
+        load.add(other, times)
+        if shares is not None:
+            shares.add(other, times)
+
+    def fits() -> bool:
+        # What they free in the arena can be evicted, so the largest piece is no obstacle.
+        return shortage(adapter, carrier.engine, load, shares, held=True) is None
+
+    if fits():
+        return None  # only the piece is lacking, and nobody's place is one
     for other in lower:
-        load.add(other, -1)
+        if shares is not None and shares.guards(other):
+            continue
+        move(other, -1)
         going.append(other)
-        if shortage(adapter, carrier.engine, load, held=True) is None:
+        if fits():
             break
     else:
         return None
     for other in going[::-1]:  # a large one may have made the small ones before it unnecessary
-        load.add(other)
-        if shortage(adapter, carrier.engine, load, held=True) is None:
+        move(other, 1)
+        if fits():
             going.remove(other)
         else:
-            load.add(other, -1)
+            move(other, -1)
     return going

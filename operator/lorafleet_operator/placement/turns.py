@@ -19,12 +19,12 @@ def in_turn(demands: Iterable[AdapterDemand], placed: Mapping[str, int]) -> dict
 
     placed: how many adapters of each tenant have engines already. A tenant with few is served
     before one with many, and those of a kind take turns: many adapters of one tenant cannot
-    starve the few of another.
+    starve the few of another. Among one tenant's the oldest come first.
     """
     ranks: dict[str, Rank] = {}
     served = Counter(placed)
-    for demand in sorted(demands, key=lambda d: (not d.secure, -d.priority, d.key)):
+    for demand in sorted(demands, key=lambda d: (not d.reserved, -d.priority, d.created, d.key)):
         tenant = demand.tenant
-        ranks[demand.key] = (not demand.secure, -demand.priority, served[tenant], demand.key)
+        ranks[demand.key] = (not demand.reserved, -demand.priority, served[tenant], demand.key)
         served[tenant] += 1
     return ranks

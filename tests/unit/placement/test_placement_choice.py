@@ -214,10 +214,9 @@ def test_who_gave_way_goes_where_there_is_room() -> None:
     [
         {"residency": Residency.GPU},
         {"residency": Residency.HOST},
-        {"guaranteed": True},
         {"priority": 5},
     ],
-    ids=["pinned", "ready in host memory", "within a guarantee", "as important"],
+    ids=["pinned", "ready in host memory", "as important"],
 )
 def test_nobody_takes_the_place_of_an_adapter_that_is(facts: dict[str, Any]) -> None:
     planner = planned([adapter("t/a", **facts)], [engine("p-0", max_adapters=1)[0]])

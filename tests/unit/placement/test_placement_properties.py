@@ -180,7 +180,7 @@ def test_what_keeps_its_place_is_never_displaced_and_others_only_by_higher_prior
     planner.set_adapter(replace(which, priority=priority, size_bytes=size))
     planner.settle()
     for a in adapters:
-        if a.secure or a.priority >= priority:
+        if a.reserved or a.priority >= priority:
             lost = before[a.key] - planner.entries[a.key].chosen.keys()
             assert not lost or a is which
 

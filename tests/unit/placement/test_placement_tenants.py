@@ -1,0 +1,375 @@
+"""Tenants in the plan: quotas, and what a guarantee keeps free whatever others ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from lorafleet_operator.api.conditions import Reason
+from lorafleet_operator.api.v1alpha1 import EngineHealth
+from lorafleet_operator.placement import (
+    AdapterDemand,
+    EngineSnapshot,
+    Planner,
+    Policy,
+    Residency,
+    Tenancy,
+    TenantRule,
+    displaced_from,
+    over_quota_on,
+    plan,
+    planned,
+)
+from placement_fleets import adapter_lists, carried_out, engine_lists, over_capacity
+
+MIB = 1 << 20
+unhurried = hypothesis_settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+def engine(name: str = "p-0", **facts: Any) -> EngineSnapshot:
+    defaults: dict[str, Any] = {
+        "max_loras": 4,
+        "max_cpu_loras": 8,
+        "arena_limit_bytes": 16 * MIB,
+        "arena_largest_free_bytes": 16 * MIB,
+    }
+    return EngineSnapshot(name, **{**defaults, **facts})
+
+
+def adapter(key: str, created: str = "", **facts: Any) -> AdapterDemand:
+    defaults = {"policy": Policy.SPREAD, "size_bytes": 2 * MIB, "rank": 8}
+    return AdapterDemand(key=key, created=created, **{**defaults, **facts})
+
+
+def tenancy(*rules: TenantRule) -> Tenancy:
+    """Each rule is for the namespace of its name; `*` for all others."""
+    by_name = {rule.name: rule for rule in rules}
+    return Tenancy(rules, lambda namespace: by_name.get(namespace) or by_name.get("*"))
+
+
+def many(tenant: str, count: int, **facts: Any) -> list[AdapterDemand]:
+    return [adapter(f"{tenant}/{n:02}", f"2026-01-{n + 1:02}", **facts) for n in range(count)]
+
+
+def placed(planner: Planner) -> dict[str, list[str]]:
+    return {key: sorted(entry.chosen) for key, entry in planner.entries.items() if entry.chosen}
+
+
+@pytest.mark.parametrize(
+    ("rule", "facts", "text"),
+    [
+        (TenantRule("a", adapters=2), {}, "tenant a has 2 of 2 adapters"),
+        (
+            TenantRule("a", staged_bytes=5 * MIB),
+            {},
+            "p-0: tenant a has 4.0 MiB of 5.0 MiB here, needs 2.0 MiB more",
+        ),
+        (
+            TenantRule("a", slots=2),
+            {"residency": Residency.GPU},
+            "p-0: tenant a has 2 of 2 pinned adapters here",
+        ),
+        (
+            TenantRule("a", pinned_bytes=4 * MIB),
+            {"residency": Residency.GPU},
+            "p-0: tenant a has 4.0 MiB of 4.0 MiB pinned here, needs 2.0 MiB more",
+        ),
+    ],
+    ids=["adapters", "stagedBytes", "slots", "pinnedBytes"],
+)
+def test_what_is_over_a_quota_has_no_place_and_its_line_has_the_numbers(
+    rule: TenantRule, facts: dict[str, Any], text: str
+) -> None:
+    found = plan(
+        [*many("a", 3, **facts), adapter("b/x", **facts)], [engine()], tenancy=tenancy(rule)
+    )
+    assert found.assignments["a/00"] == found.assignments["a/01"] == ("p-0",)
+    assert found.assignments["b/x"] == ("p-0",), "another tenant's quota is no concern of it"
+    reason, line = found.blocked["a/02"]
+    assert reason is Reason.QUOTA_EXCEEDED
+    assert text in line
+    (told,) = found.why["a/02"].engines
+    assert told.reason is Reason.QUOTA_EXCEEDED
+
+
+def test_a_quota_of_bytes_is_for_each_engine() -> None:
+    engines = [engine("p-0"), engine("p-1")]
+    rule = tenancy(TenantRule("a", staged_bytes=2 * MIB))
+    found = plan(many("a", 3), engines, tenancy=rule)
+    assert sorted(found.assignments.values()) == [(), ("p-0",), ("p-1",)]
+
+
+def test_the_entry_for_everybody_limits_each_other_namespace_by_itself() -> None:
+    rule = tenancy(TenantRule("a"), TenantRule("*", adapters=1))
+    found = plan([*many("a", 3), *many("b", 2), *many("c", 2)], [engine()], tenancy=rule)
+    assert {key for key, pods in found.assignments.items() if not pods} == {"b/01", "c/01"}
+    assert found.blocked["c/01"][1] == "tenant c has 1 of 1 adapters"
+
+
+def test_a_newcomer_takes_nobodys_place_by_quota_however_important_or_old() -> None:
+    planner = planned(many("a", 2), [engine()], tenancy(TenantRule("a", adapters=2)))
+    planner.set_adapter(adapter("a/new", "2025-01-01", priority=9))
+    planner.settle()
+    assert sorted(placed(planner)) == ["a/00", "a/01"]
+    planner.set_tenancy(tenancy(TenantRule("a", staged_bytes=4 * MIB)))
+    planner.set_adapter(adapter("a/new", "2025-01-01", priority=9, size_bytes=3 * MIB))
+    planner.drop_adapter("a/01")
+    planner.settle()
+    assert sorted(placed(planner)) == ["a/00"]
+
+
+@pytest.mark.parametrize(
+    "smaller", [TenantRule("a", adapters=2), TenantRule("a", staged_bytes=5 * MIB)]
+)
+def test_when_a_quota_shrinks_the_newest_go_and_come_back_when_it_grows(
+    smaller: TenantRule,
+) -> None:
+    # The names run against the age: z is the oldest.
+    those = [adapter(f"a/{name}", f"2026-01-0{day}") for day, name in enumerate("zyxw", 1)]
+    planner = planned(those, [engine()])
+    loaded = engine(loaded=frozenset(d.key for d in those))
+    planner.set_engine(loaded)
+    planner.set_tenancy(tenancy(smaller))
+    assert planner.settle() >= {"a/w", "a/x"}
+    assert sorted(placed(planner)) == ["a/y", "a/z"]
+    assert over_quota_on(planner, planner.entries["a/w"]) == {"p-0"}
+    assert over_quota_on(planner, planner.entries["a/z"]) == frozenset()
+    anew = planned(those, [loaded], tenancy(smaller))
+    assert placed(anew) == placed(planner), "an operator that starts comes to the same plan"
+    planner.set_tenancy(Tenancy())
+    planner.settle()
+    assert len(placed(planner)) == 4
+
+
+def test_room_that_is_guaranteed_stays_free_of_others() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_percent=25))
+    planner = planned(many("noisy", 9, priority=5), [engine()], rule)
+    assert len(placed(planner)) == 6
+    assert planner.entries["noisy/08"].chosen == {}
+    planner.set_adapter(adapter("quiet/x", size_bytes=4 * MIB))
+    assert planner.settle() == {"quiet/x"}, "nobody had to move"
+    assert placed(planner)["quiet/x"] == ["p-0"]
+
+
+def test_a_line_says_what_is_kept_for_others() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_bytes=4 * MIB, guaranteed_slots=2))
+    found = plan(many("noisy", 9), [engine()], tenancy=rule)
+    assert found.blocked["noisy/08"] == (
+        Reason.NO_CAPACITY,
+        "0 of 1 engines: p-0: needs 2.0 MiB, 0.0 MiB of 16.0 MiB are free,"
+        " 4.0 MiB are kept for other tenants",
+    )
+    pinned = plan(many("noisy", 2, residency=Residency.GPU), [engine()], tenancy=rule)
+    assert pinned.blocked["noisy/01"] == (
+        Reason.NO_CAPACITY,
+        "0 of 1 engines: p-0: has 1 pinned adapters for 4 GPU slots, one stays free,"
+        " 2 are kept for other tenants",
+    )
+
+
+def test_a_new_guarantee_is_given_at_once_and_whoever_goes_is_unloaded() -> None:
+    crowd = many("noisy", 8)
+    planner = planned(crowd, [engine(loaded=frozenset(d.key for d in crowd))])
+    assert len(placed(planner)) == 8
+    planner.set_tenancy(tenancy(TenantRule("quiet", guaranteed_bytes=5 * MIB)))
+    planner.settle()
+    assert sorted(placed(planner)) == [f"noisy/0{n}" for n in range(5)]
+    assert displaced_from(planner, planner.entries["noisy/07"]) == {"p-0"}
+    assert displaced_from(planner, planner.entries["noisy/00"]) == frozenset()
+
+
+def test_what_is_guaranteed_makes_room_among_a_limited_count_of_adapters() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_bytes=4 * MIB))
+    planner = planned(many("noisy", 4, priority=9), [engine(max_adapters=3)], rule)
+    for n in range(3):
+        planner.set_adapter(adapter(f"quiet/{n}"))
+        planner.settle()
+    assert sorted(placed(planner)) == ["noisy/02", "quiet/0", "quiet/1"], "the third is beyond it"
+    why = planner.entries["quiet/0"].chosen["p-0"]
+    assert why.endswith("(guarantee of quiet)")
+    planner.set_adapter(adapter("noisy/99", priority=99))
+    planner.settle()
+    assert {"quiet/0", "quiet/1"} <= placed(planner).keys(), "no priority takes what is guaranteed"
+
+
+def test_the_oldest_adapters_of_a_guarantee_keep_their_slots_on_each_engine() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_slots=2))
+    planner = planned(many("quiet", 4), [engine()], rule)
+    assert {k for k in planner.entries if planner.sheltered_on(k)} == {"quiet/00", "quiet/01"}
+    planner.drop_adapter("quiet/00")
+    assert planner.settle() == {"quiet/02"}, "whose slot that changes is woken"
+    assert planner.sheltered_on("quiet/02") == {"p-0"}
+    planner.set_adapter(adapter("quiet/03", "2026-01-04", residency=Residency.GPU))
+    assert planner.settle() >= {"quiet/02"}
+    assert {k for k in planner.entries if planner.sheltered_on(k)} == {"quiet/01", "quiet/03"}
+
+
+def test_pinned_adapters_of_others_take_no_slot_that_is_guaranteed() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_slots=2), TenantRule("late", guaranteed_slots=9))
+    pinned = many("noisy", 3, residency=Residency.GPU)
+    found = plan(pinned, [engine(max_loras=5)], tenancy=rule)
+    assert not any(found.assignments.values()), "of five slots four are guaranteed, one is shared"
+    planner = planned(many("late", 4), [engine(max_loras=5)], rule)
+    sheltered = {k for k in planner.entries if planner.sheltered_on(k)}
+    assert sheltered == {"late/00", "late/01"}, "what comes first in the list is kept first"
+
+
+def test_an_engine_without_the_plugin_keeps_no_slots() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_slots=2))
+    planner = planned(many("quiet", 2), [engine(health=EngineHealth.STOCK)], rule)
+    assert len(placed(planner)) == 2
+    assert planner.sheltered_on("quiet/00") == frozenset()
+
+
+# What holds for every fleet.
+
+RULES = st.builds(
+    TenantRule,
+    name=st.sampled_from(["t", "u", "*"]),
+    adapters=st.none() | st.integers(0, 4),
+    staged_bytes=st.none() | st.integers(1, 16),
+    pinned_bytes=st.none() | st.integers(1, 12),
+    slots=st.none() | st.integers(0, 2),
+    guaranteed_slots=st.integers(0, 3),
+    guaranteed_bytes=st.sampled_from([0, 0, 4, 8]),
+    guaranteed_percent=st.sampled_from([0, 0, 25, 50]),
+)
+
+
+@st.composite
+def tenancies(draw: st.DrawFn) -> Tenancy:
+    rules = draw(st.lists(RULES, max_size=3, unique_by=lambda rule: rule.name))
+    nothing = {"guaranteed_slots": 0, "guaranteed_bytes": 0, "guaranteed_percent": 0}
+    return tenancy(*(replace(r, **nothing) if r.name == "*" else r for r in rules))
+
+
+def over_limits(
+    rules: Tenancy, adapters: list[AdapterDemand], engines: list[EngineSnapshot], found: Any
+) -> list[str]:
+    """Return which quotas and guarantees do not hold; reckoned anew, not by the plan."""
+    wrong = []
+    by_name = {rule.name: rule for rule in rules.rules}
+    for tenant in {a.namespace for a in adapters}:
+        rule = by_name.get(tenant) or by_name.get("*")
+        if rule is None:
+            continue
+        own = [a for a in adapters if a.namespace == tenant]
+        if rule.adapters is not None and sum(bool(found[a.key]) for a in own) > rule.adapters:
+            wrong.append(f"{tenant}: adapters")
+        for e in engines:
+            here = [a for a in own if e.pod_name in found[a.key]]
+            pinned = [a for a in here if a.pinned]
+            size, pinned_size = (sum(a.size_bytes or 0 for a in each) for each in (here, pinned))
+            limits = {"staged": (size, rule.staged_bytes), "slots": (len(pinned), rule.slots)}
+            limits["pinned"] = (pinned_size, rule.pinned_bytes)
+            for name, (amount, limit) in limits.items():
+                if limit is not None and here and amount > limit:
+                    wrong.append(f"{tenant} on {e.pod_name}: {name}")
+    for e in engines:
+        left = e.capacity_bytes
+        for rule in rules.rules:  # each has its share, or it is free for it
+            share = rule.guaranteed_bytes
+            if rule.guaranteed_percent:
+                share = e.capacity_bytes * rule.guaranteed_percent // 100
+            share = min(share, left)
+            left -= share
+            others = [
+                a for a in adapters if e.pod_name in found[a.key] and a.namespace != rule.name
+            ]
+            if sum(a.size_bytes or 0 for a in others) > e.capacity_bytes - share:
+                wrong.append(f"{rule.name} on {e.pod_name}: its share is taken")
+    return wrong
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(), tenancies(), st.randoms(use_true_random=False))
+def test_no_quota_is_exceeded_and_no_share_is_taken_in_whatever_order_facts_come(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], rules: Tenancy, random: Any
+) -> None:
+    first = plan(adapters, engines, tenancy=rules)
+    assert over_capacity(engines, adapters, first.assignments) == []
+    assert over_limits(rules, adapters, engines, first.assignments) == []
+    random.shuffle(adapters)
+    random.shuffle(engines)
+    assert plan(adapters, engines, tenancy=rules) == first
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(), tenancies(), tenancies())
+def test_tenants_that_change_leave_a_plan_that_holds_and_that_a_new_operator_comes_to(
+    adapters: list[AdapterDemand], engines: list[EngineSnapshot], before: Tenancy, after: Tenancy
+) -> None:
+    planner = planned(adapters, engines, before)
+    planner.set_tenancy(after)
+    planner.settle()
+    found = {key: tuple(sorted(entry.chosen)) for key, entry in planner.entries.items()}
+    assert over_limits(after, adapters, engines, found) == []
+    again = plan(*carried_out(adapters, engines, found), tenancy=after)
+    for key, pods in found.items():
+        assert set(pods) <= set(again.assignments[key])
+
+
+@unhurried
+@given(
+    engine_lists(least=1),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.integers(0, 14),
+    st.booleans(),
+)
+def test_a_tenant_always_gets_what_is_guaranteed_whatever_others_ask(
+    engines: list[EngineSnapshot], sizes: list[int], crowd: int, first: bool
+) -> None:
+    """Adapters for every engine that fit together into the share are on all that can take them."""
+    engines = [
+        replace(e, max_adapters=None, arena_used_bytes=9, arena_in_use_bytes=0) for e in engines
+    ]
+    rule = tenancy(TenantRule("quiet", guaranteed_bytes=sum(sizes)))
+    own = [
+        AdapterDemand(f"quiet/{n}", size_bytes=size, policy=Policy.ALL)
+        for n, size in enumerate(sizes)
+    ]
+    others = [
+        AdapterDemand(
+            f"noisy/{n}",
+            size_bytes=n % 5 + 1,
+            policy=[Policy.ALL, Policy.SPREAD][n % 2],
+            priority=n,
+            residency=list(Residency)[n % 3],
+        )
+        for n in range(crowd)
+    ]
+    planner = planned(own if first else others, engines, rule)
+    for demand in others if first else own:
+        planner.set_adapter(demand)
+        planner.settle()
+    for e in engines:
+        if e.healthy and not e.cordoned and e.capacity_bytes >= sum(sizes):
+            for demand in own:
+                assert e.pod_name in planner.entries[demand.key].chosen
+
+
+@unhurried
+@given(adapter_lists(), engine_lists(), tenancies(), st.data())
+def test_one_adapter_that_goes_moves_no_other(
+    adapters: list[AdapterDemand],
+    engines: list[EngineSnapshot],
+    rules: Tenancy,
+    data: st.DataObject,
+) -> None:
+    planner = planned(adapters, engines, rules)
+    before = {key: set(entry.chosen) for key, entry in planner.entries.items()}
+    if adapters:
+        gone = data.draw(st.sampled_from(adapters)).key
+        planner.drop_adapter(gone)
+        planner.settle()
+        for key, entry in planner.entries.items():
+            assert before[key] <= entry.chosen.keys()
