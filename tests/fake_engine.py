@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_http import Answer, Body, Refused, serve_requests
+from fake_metrics import metrics_page
 
 BASE = "tiny/qwen3-dense"
 
@@ -68,6 +69,7 @@ class FakeEngine:
         self.behaviour = behaviour or Behaviour()
         self.port = port
         self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
+        self.ends: list[str] = []
         self.alive = False
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -199,6 +201,12 @@ class FakeEngine:
             case "POST", "/v1/pin":
                 self.revisions[body["lora_int_id"]].pinned = body["pinned"]
                 return {}
+            case "POST", "/v1/shutdown":
+                running = sum(each.in_flight for each in self.revisions.values())
+                if running and not body["force"]:
+                    raise Refused(409, {"error": f"{running} requests are running"})
+                self.ends.append(body["instance"])  # tests carry it out
+                return {"ending": True}
             case "POST", "/v1/unload":
                 return self._unload(body["lora_int_id"])
         raise Refused(404, {"error": f"no {method} {path}"})
@@ -332,20 +340,9 @@ class FakeEngine:
         raise Refused(405 if path == "/v1/load_lora_adapter" else 404, {"detail": "Not Found"})
 
     def _metrics(self) -> str:
-        names = ",".join(each.served_name for each in self.stock.values() if each.in_flight)
-        lines = [
-            "# TYPE vllm:num_requests_running gauge",
-            "vllm:num_requests_running 0",
-            "# TYPE process_start_time_seconds gauge",
-            f"process_start_time_seconds {self.started}",
-        ]
-        if self.behaviour.lora_enabled:
-            labels = f'max_lora="{self.behaviour.max_loras}",running_lora_adapters="{names}"'
-            lines += [
-                "# TYPE vllm:lora_requests_info gauge",
-                f'vllm:lora_requests_info{{{labels},waiting_lora_adapters=""}} {time.time()}',
-            ]
-        return "\n".join(lines) + "\n"
+        busy = [each.served_name for each in self.stock.values() if each.in_flight]
+        behaviour = self.behaviour
+        return metrics_page(self.started, busy, behaviour.max_loras, lora=behaviour.lora_enabled)
 
     def _cards(self) -> list[dict[str, Any]]:
         cards: list[dict[str, Any]] = [{"id": self.base, "root": self.base, "parent": None}]

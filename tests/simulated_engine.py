@@ -20,6 +20,7 @@ from lorafleet.layout import chunk_plan
 from lorafleet.profile import EngineProfile
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
+from lorafleet_sidecar.addressee import Addressee
 from lorafleet_sidecar.changes import Changes
 from lorafleet_sidecar.grpc_errors import abort
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 EXTENT_BYTES: Final = 2 << 20
 """Extents of the arena are multiples of this, as the sidecar's are."""
+_BASELINE_BYTES: Final = 1 << 30
 _WATCH_PAUSE_SECONDS: Final = 0.05
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
 
@@ -40,6 +42,10 @@ class Behaviour:
     load_seconds: float = 0.0
     answer_seconds: float = 0.0
     """Time before each answer."""
+    restore_seconds: float = 0.0
+    """Time that each adapter takes to come back after a restart of vLLM."""
+    growth_per_load: int = 0
+    """Bytes of private memory that the engine grows by with each load."""
     refuse_loads: dict[str, str] = field(default_factory=dict)
     """Adapter -> reason (lorafleet.errors) of each of its loads' failure."""
 
@@ -72,15 +78,19 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.books = books
         self.staged: dict[str, pb.StagedRevision] = {}
         self.loaded: dict[tuple[str, str], pb.LoadedAdapter] = {}
+        self.restarts: list[tuple[str, bool]] = []
+        """Instances that were asked to end, and whether by force."""
         self._reserved = 0
         self._server: Any = None
+        self._restoring: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start an instance that has nothing."""
         self.instance = secrets.token_hex(8)
         self.staged, self.loaded, self._reserved, self._next_id = {}, {}, 0, 1
+        self.load_count = 0
         self._changes = Changes()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[Addressee(self.pod_uid)], options=_OPTIONS)
         pb_grpc.add_SidecarServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         if not self._server.add_insecure_port(self.address):
             raise OSError(f"cannot listen at {self.address}")
@@ -89,6 +99,9 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     async def kill(self) -> None:
         """End at once: every connection breaks."""
         server, self._server = self._server, None
+        if self._restoring is not None:
+            self._restoring.cancel()
+            await asyncio.gather(self._restoring, return_exceptions=True)
         if server is not None:
             await server.stop(None)
 
@@ -124,6 +137,11 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             max_lora_rank=self.profile.max_lora_rank,
             base_model=self.profile.base_model,
             sequence=self._changes.sequence,
+        )
+        inventory.workers.add(
+            loads=self.load_count,
+            private_host_bytes=_BASELINE_BYTES + self.load_count * self.behaviour.growth_per_load,
+            baseline_host_bytes=_BASELINE_BYTES,
         )
         for digest, each in self.staged.items():
             inventory.staged.add().CopyFrom(each)
@@ -209,6 +227,29 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self._changed()
         return pb.UnloadAdapterResponse()
 
+    async def RestartEngine(  # noqa: N802
+        self, request: pb.RestartEngineRequest, context: Any
+    ) -> pb.RestartEngineResponse:
+        if request.engine_instance == self.instance:
+            self.restarts.append((self.instance, request.force))
+            self.restart_engine()
+        return pb.RestartEngineResponse()
+
+    def restart_engine(self) -> None:
+        """Start vLLM again beside the same sidecar, which will bring every name back."""
+        self.instance = secrets.token_hex(8)
+        self._lost, self.loaded, self.load_count = self.loaded, {}, 0
+        self._changed()
+        self._restoring = asyncio.create_task(self._restore())
+
+    async def _restore(self) -> None:
+        """Load what was loaded before, from the arena."""
+        for key, entry in self._lost.items():
+            await asyncio.sleep(self.behaviour.restore_seconds)
+            self.loaded[key] = entry
+            self.load_count += 1
+            self._changed()
+
     # The books.
 
     def _reserve(self, size: int, adapter: str) -> None:
@@ -244,6 +285,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             )
             self._next_id += 1
             self.books.loads += 1
+            self.load_count += 1
         entry = self.loaded[key]
         entry.pinned = request.pinned
         if request.publish:

@@ -114,6 +114,10 @@ class ControlSocket:
         _raise_for_status(response)
         return True
 
+    async def shutdown(self, instance: str, *, force: bool) -> None:
+        """Let vLLM end as after SIGTERM. Raises EngineRejected while requests run, unless forced."""
+        await self._call("POST", "/v1/shutdown", {"instance": instance, "force": force})
+
     async def _call(
         self,
         method: str,

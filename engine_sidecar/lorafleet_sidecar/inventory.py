@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 # Memory figures wander all the time; watchers hear of them in steps of this many bytes.
 _MEMORY_STEP = 64 << 20
-_WANDERING = ("resident_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes")
+_WANDERING = (
+    "resident_host_bytes",
+    "private_host_bytes",
+    "torch_allocated_bytes",
+    "torch_reserved_bytes",
+)
 
 
 def loaded_adapter(

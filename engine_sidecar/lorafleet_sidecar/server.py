@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
+from lorafleet_sidecar.addressee import Addressee
 from lorafleet_sidecar.agent import Agent
 from lorafleet_sidecar.desired import Desired
 from lorafleet_sidecar.engine import STOCK_GRACE_SECONDS, EngineClient
@@ -52,6 +53,7 @@ class Sidecar:
         self.restorer = Restorer(self.agent, settings.refresh_seconds)
         self.port = 0
         self._server = grpc.aio.server(
+            interceptors=[Addressee(settings.pod_uid)],
             options=[*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # stubs

@@ -10,6 +10,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
 from lorafleet_sidecar.agent import LoadWish
+from lorafleet_sidecar.ending import end_engine
 from lorafleet_sidecar.grpc_errors import answers_errors
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
             drop_staged=request.drop_staged,
         )
         return pb.UnloadAdapterResponse()
+
+    @answers_errors
+    async def RestartEngine(  # noqa: N802
+        self, request: pb.RestartEngineRequest, context: _Context
+    ) -> pb.RestartEngineResponse:
+        """End the engine's vLLM; see `end_engine`."""
+        await end_engine(self._agent, request.engine_instance, force=request.force)
+        return pb.RestartEngineResponse()
 
     @answers_errors
     async def ListAdapters(  # noqa: N802

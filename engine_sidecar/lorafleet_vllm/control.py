@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import signal
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -329,6 +330,20 @@ class Control:
             del self._loaded[lora_int_id]
             self._names.forget(lora_int_id)
         return {}
+
+    def shutdown(self, instance: str, *, force: bool) -> dict[str, Any]:
+        """Let vLLM end as after SIGTERM, with its own shutdown timeout, once this is answered."""
+        if instance != self.instance:
+            return {"ending": False}
+        output = getattr(self._engine, "output_processor", None)
+        requests = len(getattr(output, "request_states", ()))
+        running = max(requests, sum(map(self.in_flight, self._loaded)))
+        if running and not force:
+            raise Refused(f"{running} requests are running")
+        _log.warning("lorafleet: asked to end, %d requests are running", running)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_GRACE_SECONDS, os.kill, os.getpid(), signal.SIGTERM)
+        return {"ending": True}
 
     def _check_unused(self, lora_int_id: int) -> None:
         request = self._loaded[lora_int_id].request

@@ -59,6 +59,11 @@ def application(control: Control) -> Starlette:
     async def unload(body: Body) -> Body:
         return await control.unload(_number(body, "lora_int_id"))
 
+    async def shutdown(body: Body) -> Body:
+        if not isinstance(body.get("force"), bool):
+            raise Refused("force must be true or false", 400)
+        return control.shutdown(_text(body, "instance"), force=body["force"])
+
     reads = {"handshake": handshake, "profile": profile, "state": state}
     writes = {
         "load": load,
@@ -67,6 +72,7 @@ def application(control: Control) -> Starlette:
         "unpublish": unpublish,
         "pin": pin,
         "unload": unload,
+        "shutdown": shutdown,
     }
     routes = [
         Route(f"/v1/{name}", _endpoint(call), methods=["GET"]) for name, call in reads.items()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 _PAGE = 4096
+_FIRST_LOADS = 8
 T = TypeVar("T")
 
 
@@ -25,7 +26,8 @@ class WorkerStats:
     `loads` counts first loads, `rebuilds` loads of an id that was loaded before, `evictions`
     adapters that LRU dropped from the host tier, `slot_evictions` those that it dropped from a
     slot, `refills` how often all slots were written again after the engine slept. `temporary_*` are of the last load or rebuild: memory above the slots at its peak, and
-    what of it stayed.
+    what of it stayed. `baseline_*` are of the first report after the first few loads: what these
+    allocate once and for all is no growth.
     """
 
     loads: int = 0
@@ -39,6 +41,8 @@ class WorkerStats:
     temporary_peak_bytes: int = 0
     temporary_kept_bytes: int = 0
     seconds: Counter[str] = field(default_factory=Counter)
+    baseline_host_bytes: int = 0
+    baseline_loads: int = 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -82,12 +86,16 @@ class WorkerStats:
     def to_dict(self, device: torch.device) -> dict[str, Any]:
         """Return the counters and the process's memory as plain numbers."""
         cuda = device.type == "cuda"
+        resident, private = _host_bytes()
+        if not self.baseline_loads and self.loads >= _FIRST_LOADS:
+            self.baseline_host_bytes, self.baseline_loads = private, self.loads
         return {
             **asdict(self),
             "seconds": dict(self.seconds),
             "torch_allocated_bytes": torch.cuda.memory_allocated(device) if cuda else 0,
             "torch_reserved_bytes": torch.cuda.memory_reserved(device) if cuda else 0,
-            "resident_host_bytes": _resident_bytes(),
+            "resident_host_bytes": resident,
+            "private_host_bytes": private,
         }
 
 
@@ -97,5 +105,7 @@ def _allocated(device: torch.device) -> tuple[int, int]:
     return int(stats["current"]), int(stats["peak"])
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+def _host_bytes() -> tuple[int, int]:
+    """Return the process's resident bytes, and those that it shares with no file."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return resident * _PAGE, (resident - shared) * _PAGE

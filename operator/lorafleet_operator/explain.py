@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from lorafleet_operator.api import names
 from lorafleet_operator.api.conditions import Reason
-from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, LoRAAdapter
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.placement import (
     AdapterDemand,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.api.v1alpha1 import PoolEngine
 
+_LEAVING: Final = (EngineTraffic.DRAINING, EngineTraffic.DRAINED, EngineTraffic.DELETING)
 _Kind = TypeVar("_Kind", LoRAAdapter, EnginePool)
 
 
@@ -145,6 +146,7 @@ def _snapshot(pool: EnginePool, engine: PoolEngine) -> EngineSnapshot:
         budget_bytes=pool.spec.host_memory_budget_bytes,
         max_adapters=pool.spec.max_adapters_per_engine,
         cordoned=engine.cordoned,
+        leaving=engine.traffic in _LEAVING,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet_operator import rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
+from lorafleet_operator.traffic import may_answer
 
 if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
@@ -119,6 +120,24 @@ class Facts:
         """Return whether the plan wants the adapter on this engine."""
         return self.placed is not None and view.member and view.pod.name in self.placed.pods
 
+    def may_answer(self, view: EngineView) -> bool:
+        """Return whether requests for the adapter may be sent to this engine now."""
+        return may_answer(
+            serves=view.serves(self.key),
+            deleting=view.pod.terminating,
+            draining=view.draining,
+            recycling=self._recycling(view),
+            elsewhere=any(
+                other.serves(self.key) and not other.leaving and not self._recycling(other)
+                for other in self.engines
+                if other is not view
+            ),
+        )
+
+    def _recycling(self, view: EngineView) -> bool:
+        chosen = self.pool.status.recycling if self.pool is not None else None
+        return chosen is not None and chosen.engine == view.instance[-128:]
+
     def wanted(self) -> rollout.Wanted:
         """Return the facts in the form that the rollout decides on."""
         return rollout.Wanted(
@@ -146,5 +165,6 @@ class Facts:
                 for entry in view.loaded(self.key)
             ),
             refused=view.uid in self.refusals,
+            leaving=view.leaving,
             displaced=view.pod.name in self.placed.displaced if self.placed else False,
         )

@@ -139,6 +139,10 @@ class Fleet:
                 self._endpoints[pod.uid] = Endpoint(pod.key, pod.uid, pod.ip, port)
         return before != (self._endpoints.get(pod.uid), pod.uid in self._living)
 
+    def look_at_pool_in(self, key: str, seconds: float) -> None:
+        """Have the pool `<namespace>/<name>` looked at again in so many seconds."""
+        self.wakeups.later(pool_loop(key), seconds)
+
     def wake_pool(self, key: str) -> None:
         """Wake the pool `<namespace>/<name>` and all its adapters."""
         self.wakeups.wake(pool_loop(key))
@@ -171,6 +175,9 @@ class Fleet:
             self._pods[pod.uid] = pod
             if pod == before:
                 return
+            if before is not None and replace(before, warm=pod.warm) == pod:
+                self._wake_owners(pod)  # what we said ourselves concerns no adapter
+                return
         self.open_links()
         if self._reach(replace(pod, running=False) if gone else pod):
             self.connect(self._endpoints.values(), self._living)
@@ -189,6 +196,11 @@ class Fleet:
         link = self.links.get(uid)
         inventory = link.inventory if link else None
         self.router.concerns((e.adapter for e in inventory.loaded) if inventory else (), uid)
+
+    def _wake_owners(self, pod: EnginePod) -> None:
+        for pool in self.world.pools.get(pod.namespace) or ():
+            if pod.matches(pool.spec.selector.match_labels):
+                self.wakeups.wake(pool_loop(pool.key))
 
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""

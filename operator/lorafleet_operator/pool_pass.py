@@ -9,9 +9,16 @@ from lorafleet.errors import EngineUnreachable, LorafleetError
 
 from lorafleet_operator.api.conditions import ConditionType, Reason, condition, merge_conditions
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES
-from lorafleet_operator.api.v1alpha1 import EngineHealth, EnginePoolStatus, PoolEngine
+from lorafleet_operator.api.v1alpha1 import (
+    EngineHealth,
+    EnginePoolStatus,
+    EngineTraffic,
+    PoolEngine,
+)
+from lorafleet_operator.lifecycle import Life, keep_engines
 from lorafleet_operator.observe import first_answers
 from lorafleet_operator.orders import unload_request
+from lorafleet_operator.recycling import growth, loads
 from lorafleet_operator.report import routed
 from lorafleet_operator.route import route_pool
 from lorafleet_operator.world import pool_engines
@@ -33,7 +40,9 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     await first_answers(fleet, fleet.world.members(pool))
     await unload_orphans(pool, fleet)
     routing, problem = await route_pool(pool, fleet)
-    status = pool_status(pool, pool_engines(pool, fleet.world, fleet.links))
+    now = datetime.now(UTC)
+    views = pool_engines(pool, fleet.world, fleet.links)
+    status = pool_status(pool, views, now, await keep_engines(pool, views, fleet, now))
     return with_routing(pool, status, routing, problem)
 
 
@@ -104,10 +113,13 @@ def orphans(view: EngineView, namespace: str, existing: Collection[str]) -> list
 
 
 def pool_status(
-    pool: EnginePool, engines: Sequence[EngineView], now: datetime | None = None
+    pool: EnginePool,
+    engines: Sequence[EngineView],
+    now: datetime | None = None,
+    life: Life | None = None,
 ) -> EnginePoolStatus:
     """Return the status that the engines add up to. Pure."""
-    now = now or datetime.now(UTC)
+    now, life = now or datetime.now(UTC), life or Life()
     generation = pool.metadata.generation
     ready = [view for view in engines if view.takes_orders]
     plugin = [view for view in engines if view.health is EngineHealth.READY]
@@ -127,7 +139,11 @@ def pool_status(
         ready_engines=len(ready),
         plugin_engines=len(plugin),
         engines_summary=f"{len(ready)}/{len(engines)}",
-        engines=[_entry(view) for view in trouble_first[:MAX_STATUS_ENGINES]],
+        engines=[_entry(view, life) for view in trouble_first[:MAX_STATUS_ENGINES]],
+        recycling=life.recycled.going,
+        recycles=life.recycled.count,
+        last_recycle=life.recycled.last,
+        recycle_message=life.recycled.message,
         conditions=merge_conditions(pool.status.conditions, conditions),
     )
 
@@ -167,14 +183,19 @@ def _plugin_active(engines: Sequence[EngineView]) -> tuple[bool | None, Reason, 
     return True, Reason.PLUGIN_ACTIVE, "every engine that answers runs the plugin"
 
 
-def _entry(view: EngineView) -> PoolEngine:
+def _entry(view: EngineView, life: Life) -> PoolEngine:
     inventory = view.inventory
+    traffic, why = life.states.get(view.pod.name, (EngineTraffic.UNKNOWN, ""))
+    message = view.message or ("" if traffic is EngineTraffic.WARM else why)
     entry = PoolEngine(
         pod_name=view.pod.name,
-        engine=view.instance[-128:],
+        engine=view.instance[-64:],
         health=view.health,
-        message=" ".join(view.message.split())[:1024],
+        message=message,
         cordoned=view.cordoned,
+        traffic=traffic,
+        loads=loads(view),
+        host_growth_per_load=growth(view),
     )
     if inventory is None:
         return entry

@@ -33,6 +33,8 @@ class PoolPlanner:
         """The pool's pods by name, as of the last look."""
         self.stale = True
         """Whether pods or the pool have changed since then."""
+        self.recycling = ""
+        """The engine of which adapters were last told that it takes no traffic."""
         self.profiles: dict[str, EngineProfile] = {}
         """What each of them takes, by its name, as far as it has said so."""
         self._samples: dict[int, str] | None = None  # one member of each profile, once asked for
@@ -180,6 +182,7 @@ def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> En
         budget_bytes=spec.host_memory_budget_bytes,
         max_adapters=spec.max_adapters_per_engine,
         cordoned=view.cordoned,
+        leaving=view.leaving,
     )
     if inventory is None:
         return facts

@@ -47,6 +47,8 @@ class Holding:
     """Whether this engine refused the wanted revision for good."""
     displaced: bool = False
     """Whether more important adapters got its place on this engine."""
+    leaving: bool = False
+    """Whether the engine is drained: it goes on serving whoever still reaches it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
 
     Old served names go once the engine serves the new one; engines that left the plan let go
     once all engines of the plan serve (make before break); where more important adapters got
-    its place, also when the plan has no other for it. `lost_name`: an older adapter owns the
+    its place, also when the plan has no other for it. An engine that is drained keeps the wanted
+    revision: what was routed to it a moment ago is still answered. `lost_name`: an older adapter owns the
     served name, so that everything goes at once.
     """
     desired = wanted.desired()
@@ -138,7 +141,8 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
             if entry.draining:
                 continue
             displaced = holding.displaced and not desired
-            surplus = not holding.desired and (settled or displaced or lost_name)
+            stays = holding.leaving and serves(wanted, holding)
+            surplus = not holding.desired and not stays and (settled or displaced)
             renamed = entry.served_name != wanted.served_name and serves(wanted, holding)
             if surplus or renamed or lost_name:
                 gone.add((holding.engine, entry.served_name))

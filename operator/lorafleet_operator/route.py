@@ -73,7 +73,10 @@ def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
         return None
     wanted = facts.wanted()
     lost_name = facts.placed.lost_name if facts.placed else False
-    leaving = rollout.to_retire(wanted, lost_name=lost_name)
+    retired = rollout.to_retire(wanted, lost_name=lost_name)
+    leaving = {uid for uid, name in retired if name == adapter.served_name}
+    # A pod without the readiness gate stays Ready while it is drained or recycled.
+    leaving |= {v.uid for v in facts.engines if v.serves(facts.key) and not facts.may_answer(v)}
     trial, canary = status.canary, adapter.spec.rollout.canary
     return Intent(
         namespace=metadata.namespace,
@@ -81,7 +84,7 @@ def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
         uid=metadata.uid,
         served_name=adapter.served_name,
         port=pool.spec.engine_port,
-        leaving=frozenset(uid for uid, name in leaving if name == adapter.served_name),
+        leaving=frozenset(leaving),
         trial=trial.digest if trial else "",
         percent=trial.traffic_percent if trial and not trial.promoted else None,
         split=bool(wish.http_route and canary and canary.traffic_percent),

@@ -90,6 +90,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._flags: defaultdict[str, set[Flag]] = defaultdict(set)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def wake(self, key: str, *, news: bool = False) -> None:
         """Make the loops of `key` run a pass soon; no-op for keys without a loop.
@@ -98,6 +99,17 @@ class Wakeups:
         """
         for flag in self._flags.get(key, ()):
             flag.set(news=news)
+
+    def later(self, key: str, seconds: float) -> None:
+        """Wake the loops of `key` in so many seconds; a later call takes the place of an earlier."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._ring, key)
+
+    def _ring(self, key: str) -> None:
+        self._timers.pop(key, None)
+        self.wake(key)
 
     @contextmanager
     def loop(self, key: str) -> Iterator[Flag]:

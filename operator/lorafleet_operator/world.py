@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_operator.api.names import LABEL_CORDONED
+from lorafleet_operator.api.names import LABEL_CORDONED, LABEL_DRAIN
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import AdapterDemand
 
@@ -73,6 +73,16 @@ class EngineView:
         return dict(self.pod.labels).get(LABEL_CORDONED, "").lower() == "true"
 
     @property
+    def draining(self) -> bool:
+        """Whether the pod's label asks that other engines take its adapters over."""
+        return dict(self.pod.labels).get(LABEL_DRAIN, "").lower() == "true"
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the engine is going, by label or with its pod."""
+        return self.draining or self.pod.terminating
+
+    @property
     def health(self) -> EngineHealth:
         """What the sidecar says of its engine; Unreachable without contact."""
         if self.problem or self.inventory is None:
@@ -106,6 +116,10 @@ class EngineView:
         """Return what the engine has loaded for the adapter, whatever the served name."""
         found = self.inventory.loaded if self.inventory else ()
         return [entry for entry in found if entry.adapter == adapter]
+
+    def serves(self, adapter: str) -> bool:
+        """Return whether requests for the adapter are answered, by whatever revision."""
+        return self.takes_orders and any(entry.published for entry in self.loaded(adapter))
 
     def staged(self, digest: str) -> pb.StagedRevision | None:
         """Return the staged revision of `digest`."""
@@ -142,6 +156,12 @@ class World:
         """Return the pool, None if there is none."""
         pools = self.pools.get(namespace) or ()
         return next((pool for pool in pools if pool.metadata.name == name), None)
+
+    def keeper(self, pod: EnginePod) -> EnginePool | None:
+        """Return the pool that cares for the pod: of those that select it, the first by name."""
+        pools = self.pools.get(pod.namespace) or ()
+        owners = [pool for pool in pools if pod.matches(pool.spec.selector.match_labels)]
+        return min(owners, key=lambda pool: pool.metadata.name, default=None)
 
     def gone(self, uid: str) -> bool:
         """Return whether the adapter or pool does not exist any more."""

@@ -28,6 +28,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [pods]
   verbs: [list, watch]
 - apiGroups: [""]
+  # The condition lorafleet.dev/warm of engine pods that wait for it.
+  resources: [pods/status]
+  verbs: [patch]
+- apiGroups: [""]
   # The Secrets that adapters name, in the adapters' own namespace. Neither list nor watch: those
   # would show every Secret there.
   resources: [secrets]

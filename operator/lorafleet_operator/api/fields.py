@@ -21,6 +21,12 @@ Message = Annotated[
     Field(max_length=1024),
 ]
 """One line for people, cut rather than refused: a status that cannot be written helps nobody."""
+ShortMessage = Annotated[
+    str,
+    BeforeValidator(lambda text: " ".join(text.split())[:512] if isinstance(text, str) else text),
+    Field(max_length=512),
+]
+"""One line of which a status holds a hundred."""
 Conditions = Annotated[
     list[Condition],
     Field(

@@ -36,6 +36,12 @@ LABEL_CORDONED: Final = f"{GROUP}/cordoned"
 LABEL_ROUTES_TO: Final = f"{GROUP}/routes-to"
 """On each Service, EndpointSlice and HTTPRoute of ours: `adapter` or `pool`, whose it is."""
 
+LABEL_DRAIN: Final = f"{GROUP}/drain"
+"""Value "true" on an engine pod: other engines take its adapters over; then it gets no traffic."""
+
+CONDITION_WARM: Final = f"{GROUP}/warm"
+"""Readiness gate of engine pods, and the type of the pod condition that the operator sets for it."""
+
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """Value "true" on an adapter: the operator observes and reports, and changes nothing."""
 

@@ -6,7 +6,17 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from . import names, rules
-from .fields import DNS_LABEL, BaseModelName, Conditions, Int32, Int64, Message, quantity_field
+from .fields import (
+    DNS_LABEL,
+    BaseModelName,
+    Conditions,
+    Int32,
+    Int64,
+    Message,
+    ShortMessage,
+    quantity_field,
+)
+from .lifecycle import EngineTraffic, RecycleRule, Recycling, WarmSet
 from .meta import ApiModel, ObjectMeta
 from .quantity import to_bytes
 from .routing import PoolRouting, RoutingStatus
@@ -77,6 +87,10 @@ class EnginePoolSpec(ApiModel):
     """Objects that lead requests to the pool's engines; none by default."""
     tenants: list[Tenant] = tenants_field()
     """Limits and guarantees of tenants; a namespace of none has neither."""
+    warm: WarmSet = Field(default_factory=WarmSet, json_schema_extra={"default": {}})
+    """What an engine has to serve before its pod counts as ready, if the pod has the gate."""
+    recycle: RecycleRule | None = None
+    """When an engine's vLLM is started again to free host memory; never if left out."""
 
     @field_validator("host_memory_budget")
     @classmethod
@@ -106,14 +120,20 @@ class PoolEngine(ApiModel):
 
     pod_name: str = Field(max_length=253)
     """Name of the engine's pod."""
-    engine: str = Field(default="", max_length=128)
+    engine: str = Field(default="", max_length=64)
     """The engine's instance: changes with every start of its vLLM."""
     health: EngineHealth = EngineHealth.UNREACHABLE
     """Unreachable, Starting, Ready, Stock or Refused."""
-    message: Message = ""
-    """Why the engine is not Ready."""
+    message: ShortMessage = ""
+    """Why the engine is not Ready, or takes no traffic."""
     cordoned: bool = False
     """Whether the pod's label lorafleet.dev/cordoned keeps new adapters away."""
+    traffic: EngineTraffic = EngineTraffic.UNKNOWN
+    """Warm, WarmTimedOut, Warming, Draining, Drained, Recycling, Deleting or Unknown."""
+    loads: Int64 = Field(default=0, ge=0)
+    """Adapters that a worker of the engine has loaded since its vLLM started."""
+    host_growth_per_load: Int64 | None = None
+    """Bytes by which a worker's own memory grew with each load; left out until there were enough."""
     max_lora_rank: Int32 = Field(default=0, ge=0)
     """Largest rank that the engine takes (vLLM's max_lora_rank)."""
     max_loras: Int32 = Field(default=0, ge=0)
@@ -149,6 +169,14 @@ class EnginePoolStatus(ApiModel):
     """The first hundred engines of the pool, those with trouble first."""
     routing: RoutingStatus | None = None
     """The pool's own Service; not there without one."""
+    recycling: Recycling | None = None
+    """The engine that is being recycled, if there is one."""
+    recycles: Int64 = Field(default=0, ge=0)
+    """Engines that were recycled and came back."""
+    last_recycle: Message = ""
+    """Which engine was recycled last, and why."""
+    recycle_message: Message = ""
+    """Which engine is due and what it waits for."""
     conditions: Conditions = Field(default_factory=list)
     """EnginesReady and PluginActive; Routed with spec.routing.service."""
 

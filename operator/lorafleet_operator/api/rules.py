@@ -130,6 +130,11 @@ ROUTE_CHOOSES: Final = Rule(
     "httpRoute needs hostname or modelHeader; without both it would take every request to the Gateway",
 )
 
+RECYCLE_NEEDS_A_BOUND: Final = Rule(
+    "has(self.maxHostGrowthPerLoad) || has(self.maxLoads)",
+    "recycle needs maxHostGrowthPerLoad or maxLoads, or both",
+)
+
 SELECTOR_NOT_EMPTY: Final = Rule(
     "size(self) >= 1",
     "selector.matchLabels needs at least one label; an empty one would take every pod",

@@ -19,6 +19,7 @@ from .adapter import (
 )
 from .fields import LocalReference, PoolReference
 from .grant import AdapterGrant, GrantedKind
+from .lifecycle import EngineTraffic, RecycleRule, Recycling, WarmPolicy, WarmSet
 from .meta import Condition, ObjectMeta
 from .pool import (
     EngineHealth,
@@ -67,6 +68,7 @@ __all__ = [
     "EnginePoolSpec",
     "EnginePoolStatus",
     "EngineSelector",
+    "EngineTraffic",
     "GcsSource",
     "GrantedKind",
     "HttpRouteParent",
@@ -87,6 +89,8 @@ __all__ = [
     "PoolReference",
     "PoolRouting",
     "Probe",
+    "RecycleRule",
+    "Recycling",
     "Revision",
     "RolledBack",
     "Rollout",
@@ -98,4 +102,6 @@ __all__ = [
     "Tier",
     "TransferLimits",
     "VolumeSource",
+    "WarmPolicy",
+    "WarmSet",
 ]

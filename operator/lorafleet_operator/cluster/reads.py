@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from lorafleet.errors import AccessDenied
 
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster.bounded import BoundedClient
+from lorafleet_operator.traffic import Said
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +45,12 @@ class EnginePod:
     """Whether its condition Ready is True. Says who gets requests; changes no plan."""
     terminating: bool = False
     """Whether it is being deleted."""
+    gated: bool = False
+    """Whether the pod waits for the condition lorafleet.dev/warm before it counts as ready."""
+    warm: Said | None = None
+    """The pod condition lorafleet.dev/warm as it was last written."""
+    starts_again: bool = True
+    """Whether vLLM is started again when it ends (restartPolicy Always)."""
 
     @property
     def key(self) -> str:
@@ -62,20 +70,38 @@ class EnginePod:
 def engine_pod(body: Mapping[str, Any]) -> EnginePod:
     """Return the pod that `body` describes."""
     metadata, status = body["metadata"], body.get("status") or {}
+    spec = body.get("spec") or {}
+    gates = {gate["conditionType"] for gate in spec.get("readinessGates") or ()}
     return EnginePod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         ip=status.get("podIP") or "",
         labels=tuple(sorted((metadata.get("labels") or {}).items())),
-        node=(body.get("spec") or {}).get("nodeName") or "",
+        node=spec.get("nodeName") or "",
         running=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
         ready=any(
             (each["type"], each["status"]) == ("Ready", "True")
             for each in status.get("conditions") or ()
         ),
         terminating=bool(metadata.get("deletionTimestamp")),
+        gated=names.CONDITION_WARM in gates,
+        warm=_warm_condition(status),
+        starts_again=spec.get("restartPolicy", "Always") == "Always",
     )
+
+
+def _warm_condition(status: Mapping[str, Any]) -> Said | None:
+    for each in status.get("conditions") or ():
+        if each["type"] == names.CONDITION_WARM:
+            since = each.get("lastTransitionTime")
+            return Said(
+                open=each["status"] == "True",
+                reason=each.get("reason") or "",
+                message=each.get("message") or "",
+                since=datetime.fromisoformat(since) if since else datetime.fromtimestamp(0, UTC),
+            )
+    return None
 
 
 class NoCluster(RuntimeError):

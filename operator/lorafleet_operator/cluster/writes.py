@@ -1,4 +1,4 @@
-"""What the operator writes: status and Events, never spec, never another object.
+"""What the operator writes: status, Events and one condition of engine pods, never a spec.
 
 Status is one merge patch per pass, sent only when something changed. There is one writer, so
 there is no conflict to resolve; a stale cache could only make us write the same again.
@@ -16,6 +16,8 @@ from lorafleet_operator.api import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from lorafleet_operator.cluster.reads import EnginePod
 
 _LOG: Final = logging.getLogger(__name__)
 _MERGE: Final = "application/merge-patch+json"
@@ -83,6 +85,41 @@ class StatusWriter:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of an object that is gone."""
         self._newest.pop(uid, None)
+
+
+async def set_warm(
+    api: client.ApiClient,
+    pod: EnginePod,
+    *,
+    open_: bool,
+    reason: str,
+    message: str,
+    now: datetime,
+) -> bool:
+    """Set the pod's condition lorafleet.dev/warm; return whether the pod was still there."""
+    condition = {
+        "type": names.CONDITION_WARM,
+        "status": "True" if open_ else "False",
+        "reason": reason,
+        "message": message[:_MAX_EVENT],
+        "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+    try:
+        await client.CoreV1Api(api).patch_namespaced_pod_status(
+            pod.name,
+            pod.namespace,
+            patch,
+            _content_type="application/strategic-merge-patch+json",
+        )
+    except client.ApiException as error:
+        if error.status in (404, 409):  # gone, or another pod of that name by now
+            return False
+        if error.status == 403:
+            _LOG.warning("the operator may not patch the status of pod %s", pod.key)
+            return False
+        raise
+    return True
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

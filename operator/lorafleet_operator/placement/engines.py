@@ -40,6 +40,7 @@ class EngineSnapshot:
     budget_bytes: int | None = None  # EnginePool's hostMemoryBudget
     max_adapters: int | None = None  # EnginePool's maxAdaptersPerEngine
     cordoned: bool = False  # keeps what it has, gets nothing new
+    leaving: bool = False  # is being drained or deleted: others get what it has
 
     @cached_property
     def capacity_bytes(self) -> int:
@@ -73,4 +74,5 @@ class EngineSnapshot:
             self.capacity_bytes,
             self.max_adapters,
             self.cordoned,
+            self.leaving,
         )

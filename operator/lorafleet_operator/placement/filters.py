@@ -86,6 +86,12 @@ def _fits_at_all(adapter: AdapterDemand, engine: EngineSnapshot, _: bool) -> Ref
     return Refusal(Reason.TOO_LARGE, text)
 
 
+def _stays(_: AdapterDemand, engine: EngineSnapshot, __: bool) -> Refusal | None:
+    if engine.leaving:
+        return Refusal(Reason.NO_MATCHING_ENGINES, "is being drained")
+    return None
+
+
 def _not_cordoned(_: AdapterDemand, engine: EngineSnapshot, held: bool) -> Refusal | None:
     if engine.cordoned and not held:
         return Refusal(Reason.NO_MATCHING_ENGINES, "is cordoned")
@@ -98,6 +104,7 @@ FILTERS: Final[tuple[Filter, ...]] = (
     _rank_fits,
     _plugin_for_residency,
     _fits_at_all,
+    _stays,
     _not_cordoned,  # last: the lasting reasons are more use to a person
 )
 

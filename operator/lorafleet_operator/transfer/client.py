@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REASON_KEY: Final = "lorafleet-reason"
+POD_KEY: Final = "lorafleet-pod-uid"
 SERVICE: Final = "/lorafleet.v1alpha1.SidecarService/"
 
 # A manifest carries a header of many tensors; a chunk is at most 16 MiB.
@@ -77,7 +78,9 @@ class SidecarClient:
     wants it may not act any more.
     """
 
-    def __init__(self, host: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(self, host: str, port: int, tls: Tls | None = None, *, pod_uid: str = "") -> None:
+        """pod_uid: the pod that orders are for; the sidecar of another one refuses them."""
+        self._metadata = ((POD_KEY, pod_uid),) if pod_uid else ()
         self.host = host
         self.port = port
         self._tls = tls
@@ -127,7 +130,7 @@ class SidecarClient:
         """Make the engine load a staged revision and, if asked, publish it."""
         term.check()
         with self._translated():
-            answer = await self._stub.LoadAdapter(request, timeout=seconds)
+            answer = await self._stub.LoadAdapter(request, timeout=seconds, metadata=self._metadata)
         loaded: pb.LoadedAdapter = answer.loaded
         return loaded
 
@@ -135,13 +138,20 @@ class SidecarClient:
         """Hide the served name, drain and unload its revisions."""
         term.check()
         with self._translated():
-            await self._stub.UnloadAdapter(request, timeout=seconds)
+            await self._stub.UnloadAdapter(request, timeout=seconds, metadata=self._metadata)
+
+    async def restart_engine(self, instance: str, *, force: bool, seconds: float) -> None:
+        """Make the engine's vLLM end if it is `instance`; raises EngineRejected while requests run,
+        unless forced."""
+        request = pb.RestartEngineRequest(engine_instance=instance, force=force)
+        with self._translated():
+            await self._stub.RestartEngine(request, timeout=seconds, metadata=self._metadata)
 
     async def send(self, request: pb.SendAdapterRequest, seconds: float) -> pb.ForwardReport:
         """Make the sidecar fill neighbours with a revision that is staged there."""
         term.check()
         with self._translated():
-            answer = await self._stub.SendAdapter(request, timeout=seconds)
+            answer = await self._stub.SendAdapter(request, timeout=seconds, metadata=self._metadata)
         report: pb.ForwardReport = answer.report
         return report
 
@@ -153,7 +163,7 @@ class SidecarClient:
             request_serializer=_as_is,
             response_deserializer=pb.StageAdapterResponse.FromString,
         )
-        return ByteStream(self, method())
+        return ByteStream(self, method(metadata=self._metadata))
 
     def stripe(self, port: int) -> ByteStream:
         """Open a SendChunks stream to the receiver process at `port` of the same host."""
@@ -164,7 +174,7 @@ class SidecarClient:
             request_serializer=_as_is,
             response_deserializer=pb.SendChunksResponse.FromString,
         )
-        return ByteStream(self, method())
+        return ByteStream(self, method(metadata=self._metadata))
 
     async def close(self) -> None:
         """Close all connections; calls in progress end."""

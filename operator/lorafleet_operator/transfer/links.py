@@ -61,7 +61,7 @@ class EngineLink:
         self._share = share
         self._read_tls = read_tls
         self._tls = read_tls()
-        self.client = SidecarClient(endpoint.host, endpoint.port, self._tls)
+        self.client = SidecarClient(endpoint.host, endpoint.port, self._tls, pod_uid=endpoint.uid)
         self.inventory: pb.Inventory | None = None
         self.profile: EngineProfile | None = None
         self.profile_problem = ""
@@ -131,7 +131,9 @@ class EngineLink:
         tls = self._read_tls()
         if tls != self._tls:
             old, self._tls = self.client, tls
-            self.client = SidecarClient(self.endpoint.host, self.endpoint.port, tls)
+            self.client = SidecarClient(
+                self.endpoint.host, self.endpoint.port, tls, pod_uid=self.endpoint.uid
+            )
             await old.close()
 
     async def _follow(self) -> None:

@@ -257,6 +257,18 @@ class UnloadAdapterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RestartEngineRequest(_message.Message):
+    __slots__ = ("engine_instance", "force")
+    ENGINE_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    engine_instance: str
+    force: bool
+    def __init__(self, engine_instance: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class RestartEngineResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LoadedAdapter(_message.Message):
     __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -344,7 +356,7 @@ class ArenaUsage(_message.Message):
     def __init__(self, limit_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., in_use_bytes: _Optional[int] = ..., largest_free_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMemory(_message.Message):
-    __slots__ = ("rank", "slot_bytes", "temporary_peak_bytes", "temporary_kept_bytes", "registered_host_bytes", "pinned_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes", "loads", "evictions", "rebuilds", "offloads", "seconds", "resident_host_bytes")
+    __slots__ = ("rank", "slot_bytes", "temporary_peak_bytes", "temporary_kept_bytes", "registered_host_bytes", "pinned_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes", "loads", "evictions", "rebuilds", "offloads", "seconds", "resident_host_bytes", "private_host_bytes", "baseline_host_bytes", "baseline_loads")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +378,9 @@ class WorkerMemory(_message.Message):
     OFFLOADS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_LOADS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     slot_bytes: int
     temporary_peak_bytes: int
@@ -380,7 +395,10 @@ class WorkerMemory(_message.Message):
     offloads: int
     seconds: _containers.ScalarMap[str, float]
     resident_host_bytes: int
-    def __init__(self, rank: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., temporary_peak_bytes: _Optional[int] = ..., temporary_kept_bytes: _Optional[int] = ..., registered_host_bytes: _Optional[int] = ..., pinned_host_bytes: _Optional[int] = ..., torch_allocated_bytes: _Optional[int] = ..., torch_reserved_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., rebuilds: _Optional[int] = ..., offloads: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resident_host_bytes: _Optional[int] = ...) -> None: ...
+    private_host_bytes: int
+    baseline_host_bytes: int
+    baseline_loads: int
+    def __init__(self, rank: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., temporary_peak_bytes: _Optional[int] = ..., temporary_kept_bytes: _Optional[int] = ..., registered_host_bytes: _Optional[int] = ..., pinned_host_bytes: _Optional[int] = ..., torch_allocated_bytes: _Optional[int] = ..., torch_reserved_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., rebuilds: _Optional[int] = ..., offloads: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resident_host_bytes: _Optional[int] = ..., private_host_bytes: _Optional[int] = ..., baseline_host_bytes: _Optional[int] = ..., baseline_loads: _Optional[int] = ...) -> None: ...
 
 class GetEngineProfileRequest(_message.Message):
     __slots__ = ()

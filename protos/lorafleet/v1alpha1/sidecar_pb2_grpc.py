@@ -62,6 +62,11 @@ class SidecarServiceStub:
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.RestartEngine = channel.unary_unary(
+                '/lorafleet.v1alpha1.SidecarService/RestartEngine',
+                request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.FromString,
+                _registered_method=True)
         self.ListAdapters = channel.unary_unary(
                 '/lorafleet.v1alpha1.SidecarService/ListAdapters',
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.ListAdaptersRequest.SerializeToString,
@@ -126,6 +131,15 @@ class SidecarServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartEngine(self, request, context):
+        """Ends the engine's vLLM if it is the named instance, so that its container is started again. The
+        sidecar, the arena and its table of wishes stay: every name comes back without its source.
+        EngineRejected while requests run, unless forced, and without the plugin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAdapters(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,6 +186,11 @@ def add_SidecarServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'RestartEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartEngine,
+                    request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.FromString,
+                    response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.SerializeToString,
             ),
             'ListAdapters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAdapters,
@@ -327,6 +346,33 @@ class SidecarService:
             '/lorafleet.v1alpha1.SidecarService/UnloadAdapter',
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterRequest.SerializeToString,
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1alpha1.SidecarService/RestartEngine',
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.SerializeToString,
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -292,3 +292,10 @@ class _Counting:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.carrier, name, value)
+
+
+def test_an_engine_that_is_drained_loses_what_it_has_to_others_but_not_to_nobody() -> None:
+    leaving = engine("p-0", leaving=True, loaded=frozenset({"t/a"}))
+    demand = adapter(current=frozenset({"p-0"}))
+    assert chosen(demand, leaving, engine("p-1")) == ["p-1"]
+    assert chosen(demand, leaving) == []

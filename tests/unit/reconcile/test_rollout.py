@@ -234,3 +234,12 @@ def _obey(wanted: Wanted, holding: Holding) -> Holding:
     loaded = [entry for entry in loaded if entry.served_name not in gone]
     digest = NEW if holding.engine in rollout.to_stage(wanted) else holding.digest
     return replace(holding, loaded=tuple(loaded), digest=digest)
+
+
+def test_an_engine_that_is_drained_keeps_the_wanted_revision_and_lets_go_of_others() -> None:
+    stays = engine("e-1", NEW, serving(NEW))
+    going = engine("e-0", NEW, serving(NEW), desired=False)
+    assert decide(stays, going) == {"retire": [("e-0", NAME)]}
+    assert decide(stays, replace(going, leaving=True)) == {}
+    old = engine("e-0", "", serving(OLD), desired=False, leaving=True)
+    assert decide(stays, old) == {"retire": [("e-0", NAME)]}
