@@ -15,50 +15,14 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fake_engine_books import Behaviour, Revision
 from fake_http import Answer, Body, Refused, serve_requests
 from fake_metrics import metrics_page
 
 BASE = "tiny/qwen3-dense"
-
-
-@dataclass
-class Behaviour:
-    """How the engine is set up and which misfortunes await it."""
-
-    plugin: bool = True
-    compat: str = "ok"
-    lora_enabled: bool = True
-    api_servers: int = 1
-    api_key: str = ""
-    runtime_updates: bool = True
-    max_loras: int = 2
-    max_cpu_loras: int = 3
-    workers: int = 1
-    load_seconds: float = 0.0
-    refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
-    wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
-    deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
-    unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
-    die_at: tuple[str, str] | None = None  # ("before" | "after", path): the engine dies there
-    mute: set[str] = field(default_factory=set)  # digests that answer no probe
-    profile: dict[str, Any] = field(default_factory=dict)  # fields beside the usual profile's
-
-
-@dataclass
-class Revision:
-    """One loaded LoRA id."""
-
-    lora_int_id: int
-    served_name: str
-    digest: str
-    path: str
-    in_flight: int = 0
-    pinned: bool = False
-    verified: bool = False
 
 
 class FakeEngine:
@@ -95,7 +59,7 @@ class FakeEngine:
         self.gpu: OrderedDict[int, None] = OrderedDict()
         self.counts = {"loads": 0, "evictions": 0, "rebuilds": 0, "offloads": 0}
         self._next_id = 1
-        self._release = asyncio.Event()
+        self._release = object()
         http = await asyncio.start_server(self._serve_http, "127.0.0.1", self.port)
         self.port = http.sockets[0].getsockname()[1]
         self._servers = [http]
@@ -119,8 +83,7 @@ class FakeEngine:
 
     def release(self) -> None:
         """Let every held request end."""
-        self._release.set()
-        self._release = asyncio.Event()
+        self._release = object()
 
     # Connections.
 
@@ -209,6 +172,8 @@ class FakeEngine:
                 return {"ending": True}
             case "POST", "/v1/unload":
                 return self._unload(body["lora_int_id"])
+            case "POST", "/v1/abort":
+                return self._abort(body["lora_int_id"])
         raise Refused(404, {"error": f"no {method} {path}"})
 
     async def _load(self, served_name: str, digest: str, loader: str) -> int:
@@ -275,6 +240,15 @@ class FakeEngine:
         self.gpu.pop(lora_int_id, None)
         return {}
 
+    def _abort(self, lora_int_id: int) -> dict[str, Any]:
+        revision = self.revisions.get(lora_int_id)
+        if revision is None:
+            return {"aborted": 0}
+        if lora_int_id in self.served.values():
+            raise Refused(409, {"error": f"lora_int_id {lora_int_id} is published"})
+        revision.aborted = True
+        return {"aborted": revision.in_flight}
+
     def _state(self) -> dict[str, Any]:
         return {
             "instance": self.instance,
@@ -284,6 +258,8 @@ class FakeEngine:
                     "revision": f"{each.served_name}@{each.digest[7:19]}",
                     "path": each.path,
                     "in_flight": each.in_flight,
+                    "requests": each.requests,
+                    "errors": each.errors,
                     "pinned": each.pinned,
                     "verified": each.verified,
                 }
@@ -322,7 +298,7 @@ class FakeEngine:
             case "GET", "/v1/models":
                 return {"data": self._cards()}
             case "POST", "/v1/completions":
-                return await self._complete(body)
+                return await self._complete(body, ours="x-lorafleet-probe" in headers)
             case "POST", "/v1/load_lora_adapter":
                 await self._stock_load(body["lora_name"], body["lora_path"])
                 return "Success"
@@ -352,12 +328,15 @@ class FakeEngine:
                 cards.append({"id": name, "root": revision.path, "parent": self.base})
         return cards
 
-    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _complete(self, body: dict[str, Any], *, ours: bool) -> dict[str, Any]:
         model = body["model"]
+        loaded = {f"{r.served_name}@{r.digest[7:19]}": r for r in self.revisions.values()}
         if model == self.base:
             return {"choices": [{"text": "base"}]}
         if model in self.stock:
             revision = self.stock[model]
+        elif model in loaded:
+            revision = loaded[model]
         elif model in self.served:
             revision = self.revisions[self.served[model]]
             if revision.lora_int_id not in self.host:
@@ -368,12 +347,19 @@ class FakeEngine:
             raise Refused(404, {"error": {"message": message}})
         if revision.digest in self.behaviour.mute:
             raise Refused(500, {"error": {"message": "EngineCore encountered an issue"}})
+        revision.requests += not ours
+        if revision.digest in self.behaviour.failing and not ours:
+            revision.errors += 1
+            raise Refused(500, {"error": {"message": "this request failed"}})
         revision.in_flight += 1
         try:
-            if body.get("hold"):
-                await self._release.wait()
+            held = self._release
+            while body.get("hold") and held is self._release and not revision.aborted:
+                await asyncio.sleep(0.005)
         finally:
             revision.in_flight -= 1
+        if revision.aborted:
+            return {"choices": [{"text": "", "finish_reason": "abort"}]}
         return {"choices": [{"text": revision.digest[7:19]}]}
 
     async def _stock_load(self, name: str, path: str) -> None:

@@ -80,6 +80,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.loaded: dict[tuple[str, str], pb.LoadedAdapter] = {}
         self.restarts: list[tuple[str, bool]] = []
         """Instances that were asked to end, and whether by force."""
+        self.kept: dict[str, list[str]] = {}  # by served name
         self._reserved = 0
         self._server: Any = None
         self._restoring: asyncio.Task[None] | None = None
@@ -89,6 +90,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.instance = secrets.token_hex(8)
         self.staged, self.loaded, self._reserved, self._next_id = {}, {}, 0, 1
         self.load_count = 0
+        self.kept = {}
         self._changes = Changes()
         self._server = grpc.aio.server(interceptors=[Addressee(self.pod_uid)], options=_OPTIONS)
         pb_grpc.add_SidecarServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -146,6 +148,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         for digest, each in self.staged.items():
             inventory.staged.add().CopyFrom(each)
             inventory.staged[-1].in_use = digest in in_use
+            inventory.staged[-1].kept = any(digest in each for each in self.kept.values())
         return inventory
 
     # The service.
@@ -219,6 +222,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             if (entry.adapter, entry.served_name) == (request.adapter, request.served_name):
                 del self.loaded[key]
                 self.books.unloads += 1
+        self.kept.pop(request.served_name, None)
         if request.drop_staged:
             in_use = {digest for _, digest in self.loaded}
             for digest, revision in list(self.staged.items()):
@@ -255,7 +259,9 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     def _reserve(self, size: int, adapter: str) -> None:
         """Take `size` bytes of the arena; revisions that nobody has loaded make room."""
         in_use = {digest for _, digest in self.loaded}
-        for digest in [digest for digest in self.staged if digest not in in_use]:
+        kept = {digest for each in self.kept.values() for digest in each}
+        idle = [digest for digest in self.staged if digest not in in_use]
+        for digest in sorted(idle, key=lambda digest: digest in kept):
             if self.used_bytes + size <= self.behaviour.arena_bytes:
                 break
             del self.staged[digest]
@@ -288,11 +294,18 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             self.load_count += 1
         entry = self.loaded[key]
         entry.pinned = request.pinned
+        before = {*self.kept.get(request.served_name, ()), *(other.digest for other in others)}
+        self.kept[request.served_name] = list(request.keep)
         if request.publish:
             entry.published = True
             for other in others:
                 if other.digest != request.digest:
                     del self.loaded[other.served_name, other.digest]
+        if request.free_others:
+            in_use = {digest for _, digest in self.loaded} | set(request.keep)
+            for digest in before - in_use:
+                if digest in self.staged and self.staged[digest].adapter == request.adapter:
+                    del self.staged[digest]
         self._changed()
         return entry
 

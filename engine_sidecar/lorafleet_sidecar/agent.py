@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from lorafleet.errors import (
@@ -25,6 +24,7 @@ from lorafleet.errors import (
 from lorafleet_sidecar.counters import AgentCounters
 from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.desired import ServedName, Target
+from lorafleet_sidecar.earlier import drop_staged, free_replaced
 from lorafleet_sidecar.inventory import InventoryBoard, build_inventory
 from lorafleet_sidecar.live_engine import LiveEngine
 from lorafleet_sidecar.neighbour import Dialer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-    from lorafleet_sidecar.desired import Desired
+    from lorafleet_sidecar.desired import Desired, LoadWish
     from lorafleet_sidecar.engine import EngineClient
     from lorafleet_sidecar.settings import SidecarSettings
     from lorafleet_sidecar.store import RevisionStore
@@ -48,19 +48,6 @@ log = logging.getLogger(__name__)
 LOADERS = ("direct", "device")
 _DRAIN_POLL_SECONDS = (0.02, 0.5)  # first and longest pause between two looks at a drain
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class LoadWish:
-    """One request to load a staged revision; `drain_seconds` bounds the wait, not the drain."""
-
-    adapter: str
-    served_name: str
-    digest: str
-    loader: str = "direct"
-    pinned: bool = False
-    publish: bool = True
-    drain_seconds: float = 60.0
 
 
 class Agent:
@@ -81,7 +68,7 @@ class Agent:
         self.profiles = ProfileCache(settings.profile_path)
         self.observed = ObservedEngine(Health.STARTING, "sidecar has not looked at the engine yet")
         self.turn = asyncio.Lock()  # first come, first served
-        self._live = LiveEngine(engine, desired)
+        self._live = LiveEngine(engine, desired, settings.drain_timeout_seconds)
         self._stock = StockEngine(engine, desired, store, settings.drain_timeout_seconds)
         self._pod_uid = settings.pod_uid
         self._forwards = Dialer(settings.tls_dir, settings.peer_name).may_dial
@@ -101,14 +88,21 @@ class Agent:
         return await self._run("load", self._load(wish))
 
     async def unload(
-        self, adapter: str, served_name: str, *, drain_seconds: float, drop_staged: bool
+        self,
+        adapter: str,
+        served_name: str,
+        *,
+        drain_seconds: float,
+        drop_staged: bool,
+        abort_seconds: int | None = None,
     ) -> None:
         """Hide the name, wait for its requests, unload its revisions, free their space if asked.
 
         Idempotent; a name that another adapter owns is left alone. Raises EngineRejected while
         requests still run after `drain_seconds`: the name is hidden and the rest follows.
         """
-        await self._run("unload", self._unload(adapter, served_name, drain_seconds, drop_staged))
+        steps = self._unload(adapter, served_name, drain_seconds, drop_staged, abort_seconds)
+        await self._run("unload", steps)
 
     # What restore.py and the service use too
 
@@ -122,9 +116,15 @@ class Agent:
             self.observed = observed
             self._settle_death(observed)
             await self.profiles.keep(observed.profile)
-            self.hold()
+            self._free_replaced()
             self.post()
             return observed
+
+    def _free_replaced(self, *also: str) -> None:
+        """Free what was unloaded because another revision took its name, unless it is kept."""
+        self.hold()
+        free_replaced(self.store, self.desired, {*self._live.replaced, *also})
+        self._live.replaced = set()
 
     def post(self) -> None:
         """Post the inventory of the last look and of the arena as it is now."""
@@ -145,6 +145,7 @@ class Agent:
             }
         if self._engine_reads is not None:
             self.store.set_holds(self.desired.digests() | self._engine_reads)
+        self.store.kept = self.desired.kept()
 
     def steps(self, observed: ObservedEngine) -> LiveEngine | StockEngine:
         """Return the way to drive the engine as it was observed. Raises if there is none."""
@@ -225,7 +226,12 @@ class Agent:
         return self._loaded(wish)
 
     async def _unload(
-        self, adapter: str, served_name: str, drain_seconds: float, drop_staged: bool
+        self,
+        adapter: str,
+        served_name: str,
+        drain_seconds: float,
+        drop_staged: bool,
+        abort_seconds: int | None,
     ) -> None:
         async with self.turn:
             name = self.desired.names.get(served_name)
@@ -234,7 +240,9 @@ class Agent:
                     self._drop_staged(ServedName(served_name, adapter))
                     self.post()
                 return
-            self.desired.update(served_name, removing=True, drop_staged=drop_staged)
+            self.desired.update(
+                served_name, removing=True, drop_staged=drop_staged, abort_seconds=abort_seconds
+            )
             await self.look()
             done = await self.finish_removal(served_name)
             await self.look()
@@ -328,9 +336,15 @@ class Agent:
             publish,
             wish.pinned,
             base_model=next(iter(self.observed.base_models), ""),
+            keep=wish.keep,
+            free_others=wish.free_others,
+            abort_seconds=wish.abort_seconds,
+            probe=wish.probe if coming is not None else None,
         )
         if name != old:
             self.desired.put(name)
+        if old is not None and set(old.keep) - set(wish.keep):
+            self._free_replaced(*old.keep)
 
     def _give_up_coming(self, served_name: str) -> None:
         name = self.desired.names[served_name]
@@ -340,14 +354,8 @@ class Agent:
             self.desired.update(served_name, coming=None, publish_coming=False)
 
     def _drop_staged(self, name: ServedName) -> None:
-        """Free what the adapter staged and nobody else needs."""
         self.hold()
-        ours = {target.digest for target in (name.current, name.coming) if target is not None}
-        ours |= {each.digest for each in self.store.revisions() if each.adapter == name.adapter}
-        ours -= self.desired.digests()
-        for digest in ours:
-            self.store.drop(digest)  # keeps what the engine still reads
-        self.desired.forgive(ours)
+        drop_staged(self.store, self.desired, name)
 
     def _loaded(self, wish: LoadWish) -> pb.LoadedAdapter:
         for each in self.board.current.loaded:

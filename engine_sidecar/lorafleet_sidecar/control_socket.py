@@ -105,6 +105,11 @@ class ControlSocket:
             "POST", "/v1/pin", {"lora_int_id": lora_int_id, "pinned": pinned}, self._load_seconds
         )
 
+    async def abort(self, lora_int_id: int) -> int:
+        """End what runs on an id that is not published; return how many requests that were."""
+        answer = await self._call("POST", "/v1/abort", {"lora_int_id": lora_int_id})
+        return int(answer.get("aborted", 0))
+
     async def unload(self, lora_int_id: int) -> bool:
         """Remove an id from the engine. Return False while it is published or in flight."""
         body = {"lora_int_id": lora_int_id}

@@ -25,6 +25,32 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """A completion that a revision has to give before clients get it."""
+
+    prompt: str
+    expect: str = ""  # empty: any will do
+    max_tokens: int = 1
+
+
+@dataclass(frozen=True)
+class LoadWish:
+    """One request to load a staged revision; `drain_seconds` bounds the wait, not the drain."""
+
+    adapter: str
+    served_name: str
+    digest: str
+    loader: str = "direct"
+    pinned: bool = False
+    publish: bool = True
+    drain_seconds: float = 60.0
+    keep: tuple[str, ...] = ()
+    free_others: bool = False
+    abort_seconds: int | None = None
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
 class ServedName:
     """One served name, its owner, and the revisions that it points at or shall point at."""
 
@@ -37,6 +63,10 @@ class ServedName:
     removing: bool = False  # hide the name, drain, unload, forget
     drop_staged: bool = False  # with `removing`: free the arena too
     base_model: str = ""  # what the engine served when it was asked for; empty: not known
+    keep: tuple[str, ...] = ()  # digests that stay staged for a rollback, while there is room
+    free_others: bool = False  # replaced revisions that are not kept leave the arena
+    abort_seconds: int | None = None  # what still runs on a replaced revision then is aborted
+    probe: Probe | None = None  # asked of `coming` before it is published
 
     @property
     def goal(self) -> Target | None:
@@ -123,6 +153,10 @@ class Desired:
         """Return the digests that some name needs, so that the arena keeps them."""
         return {target.digest for target in self.targets()}
 
+    def kept(self) -> set[str]:
+        """Return the digests that some name may be moved back to."""
+        return {digest for each in self.names.values() for digest in each.keep}
+
     def targets(self) -> Iterator[Target]:
         """Yield every revision that shall stay loaded."""
         for each in self.names.values():
@@ -165,4 +199,6 @@ def _name_from(raw: dict[str, Any]) -> ServedName:
     values = dict(raw)
     for key in ("current", "coming"):
         values[key] = Target(**values[key]) if values[key] else None
+    values["keep"] = tuple(values.get("keep", ()))
+    values["probe"] = Probe(**values["probe"]) if values.get("probe") else None
     return ServedName(**values)

@@ -48,6 +48,8 @@ def loaded_adapter(
         pinned=revision.pinned,
         loader=revision.loader,
         draining=not wanted,
+        requests=revision.requests,
+        errors=revision.errors,
     )
 
 
@@ -60,7 +62,7 @@ def build_inventory(
     forwards: bool = False,
 ) -> pb.Inventory:
     """Return everything that this sidecar knows of its pod (without a sequence)."""
-    usage = store.usage()
+    usage, kept = store.usage(), desired.kept()
     inventory = pb.Inventory(
         pod_uid=pod_uid,
         engine_instance=engine.instance,
@@ -77,6 +79,7 @@ def build_inventory(
                 adapter=each.adapter,
                 notes=each.notes,
                 in_use=each.in_use,
+                kept=each.digest in kept,
             )
             for each in store.revisions()
         ],
@@ -125,13 +128,14 @@ def _prepared_files(store: RevisionStore, desired: Desired) -> Iterator[pb.Loade
 def significant(inventory: pb.Inventory) -> bytes:
     """Return what makes an inventory worth sending: equal bytes mean nothing to tell.
 
-    Left out is what changes with every request: the exact number in flight of a revision that
-    nobody waits for, and small steps of memory.
+    Left out is what changes with every request: how many there were, the exact number in flight of
+    a revision that nobody waits for, and small steps of memory.
     """
     reduced = pb.Inventory()
     reduced.CopyFrom(inventory)
     reduced.sequence = 0
     for loaded in reduced.loaded:
+        loaded.requests = loaded.errors = 0
         if not loaded.draining:
             loaded.in_flight = min(loaded.in_flight, 1)
     for worker in reduced.workers:

@@ -7,6 +7,7 @@ desired table and does what is missing, so that it can be repeated after any cra
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import EngineRejected
@@ -17,7 +18,7 @@ from lorafleet_sidecar.desired import Target
 if TYPE_CHECKING:
     from lorafleet_sidecar.desired import Desired, ServedName
     from lorafleet_sidecar.engine import EngineClient
-    from lorafleet_sidecar.observed import EngineState
+    from lorafleet_sidecar.observed import EngineRevision, EngineState
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +26,14 @@ log = logging.getLogger(__name__)
 class LiveEngine:
     """Loads, switches and retires revisions through the plugin's control socket."""
 
-    def __init__(self, client: EngineClient, desired: Desired) -> None:
+    def __init__(self, client: EngineClient, desired: Desired, abort_seconds: float) -> None:
         self._control = client.control
         self._api = client.api
         self._desired = desired
+        self._abort_seconds = abort_seconds  # for what no name is left of
+        self._unwanted_since: dict[tuple[str, int], float] = {}  # by instance and id
+        self._answered: set[tuple[str, int]] = set()  # ids that gave the probe's answer
+        self.replaced: set[str] = set()  # digests that were unloaded because others took their name
 
     def satisfied(self, name: ServedName, state: EngineState) -> bool:
         """Whether `state` has all that `name` asks for, so that `bring_up` would do nothing."""
@@ -79,12 +84,45 @@ class LiveEngine:
                 remaining += 1
                 continue
             if revision.in_flight or not await self._control.unload(revision.lora_int_id):
+                await self._abort_overdue(name, revision, state.instance)
                 remaining += 1
                 continue
+            self._unwanted_since.pop((state.instance, revision.lora_int_id), None)
+            if name is not None and not name.removing:
+                self.replaced.add(revision.digest)
             log.info("unloaded %s of %s", revision.digest[:19], revision.served_name)
             removing = name is None or name.removing
             crash_at("unload.unloaded" if removing else "switch.unloaded_previous")
         return remaining
+
+    async def _abort_overdue(
+        self, name: ServedName | None, revision: EngineRevision, instance: str
+    ) -> None:
+        """End the requests of a revision that has drained for as long as they may take.
+
+        Counted from the first sight of them: a restart of the sidecar begins anew.
+        """
+        key = (instance, revision.lora_int_id)
+        self._unwanted_since = {k: t for k, t in self._unwanted_since.items() if k[0] == instance}
+        since = self._unwanted_since.setdefault(key, time.monotonic())
+        limit = self._abort_seconds if name is None else name.abort_seconds
+        if limit is None or time.monotonic() - since < limit:
+            return
+        aborted = await self._control.abort(revision.lora_int_id)
+        if aborted:
+            log.warning(
+                "aborted %d requests that ran on %s of %s for more than %g s after it was replaced",
+                *(aborted, revision.digest[:19], revision.served_name, limit),
+            )
+
+    async def _ask(self, name: ServedName, target: Target, key: tuple[str, int]) -> None:
+        """Ask what the name's probe asks, once; a revision that answers otherwise is not wanted."""
+        if name.probe is None or target != name.coming or key in self._answered:
+            return
+        model = f"{name.served_name}@{target.digest.removeprefix('sha256:')[:12]}"
+        await self._api.ask(model, name.probe)
+        self._answered = {each for each in self._answered if each[0] == key[0]} | {key}
+        crash_at("load.probed")
 
     async def _ensure(self, name: ServedName, target: Target, *, publish: bool) -> None:
         state = await self._control.state()
@@ -99,6 +137,7 @@ class LiveEngine:
             verified = revision.verified
         if not verified:
             await self._verify(name.served_name, lora_int_id)
+        await self._ask(name, target, (state.instance, lora_int_id))
         if pinned != name.pinned:
             await self._control.pin(lora_int_id, pinned=name.pinned)
         if publish:

@@ -64,6 +64,8 @@ class EngineRevision:
     in_flight: int
     pinned: bool
     verified: bool = False  # its slot was found to hold what was staged
+    requests: int = 0  # answered, errors included
+    errors: int = 0
 
     @classmethod
     def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
@@ -87,6 +89,8 @@ class EngineRevision:
             in_flight=int(raw["in_flight"]),
             pinned=bool(raw["pinned"]),
             verified=bool(raw.get("verified", False)),
+            requests=int(raw.get("requests", 0)),
+            errors=int(raw.get("errors", 0)),
         )
 
 

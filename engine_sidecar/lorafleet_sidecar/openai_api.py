@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lorafleet_sidecar.desired import Probe
     from lorafleet_sidecar.settings import SidecarSettings
 
 UNAUTHORIZED = (
@@ -23,6 +24,8 @@ NO_RUNTIME_UPDATES = (
 )
 NO_LORA = "engine runs without --enable-lora"
 _READ_SECONDS = 5.0
+# By this the plugin leaves our own requests out of what it counts.
+_OURS = {"X-Lorafleet-Probe": "1"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,24 @@ class OpenAiApi:
 
     async def probe(self, model: str) -> None:
         """Let `model` generate one token. The prompt is a token id: no tokenizer is needed."""
-        body = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        await self._complete(model, [1], 1)
+
+    async def ask(self, model: str, probe: Probe) -> None:
+        """Let `model` answer the probe. Raises EngineRejected for an answer that was not expected."""
+        text = await self._complete(model, probe.prompt, probe.max_tokens)
+        if probe.expect not in text:
+            raise EngineRejected(
+                f"the probe {probe.prompt[:80]!r} was answered with {text[:200]!r}, which does not "
+                f"hold {probe.expect[:80]!r}"
+            )
+
+    async def _complete(self, model: str, prompt: object, max_tokens: int) -> str:
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
         response = await self._send("POST", "/v1/completions", body, self._probe_seconds)
         answer = _json(_checked(response))
         if not answer.get("choices"):
             raise EngineRejected(f"engine answered the probe of {model} without a choice")
+        return str(answer["choices"][0].get("text") or "")
 
     async def prove(self, name: str) -> None:
         """Check that clients can use `name`: it is in /v1/models and answers one token."""
@@ -140,7 +156,9 @@ class OpenAiApi:
     async def _once(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float
     ) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = dict(_OURS)
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         try:
             return await self._http.request(
                 method, path, json=body, headers=headers, timeout=seconds

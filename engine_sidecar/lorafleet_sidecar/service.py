@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
-from lorafleet_sidecar.agent import LoadWish
+from lorafleet_sidecar.desired import LoadWish, Probe
 from lorafleet_sidecar.ending import end_engine
 from lorafleet_sidecar.grpc_errors import answers_errors
 
@@ -50,6 +50,10 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
                 pinned=request.pinned,
                 publish=request.publish,
                 drain_seconds=request.drain_timeout_seconds or self._default_drain_seconds,
+                keep=tuple(request.keep),
+                free_others=request.free_others,
+                abort_seconds=_abort_seconds(request),
+                probe=_probe(request),
             )
         )
         return pb.LoadAdapterResponse(loaded=loaded)
@@ -64,6 +68,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
             request.served_name,
             drain_seconds=request.drain_timeout_seconds or self._default_drain_seconds,
             drop_staged=request.drop_staged,
+            abort_seconds=_abort_seconds(request),
         )
         return pb.UnloadAdapterResponse()
 
@@ -99,3 +104,14 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         async for inventory in self._agent.board.watch():
             yield pb.WatchEngineResponse(inventory=inventory)
             await asyncio.sleep(_WATCH_PAUSE_SECONDS)
+
+
+def _abort_seconds(request: pb.LoadAdapterRequest | pb.UnloadAdapterRequest) -> int | None:
+    return request.abort_seconds if request.HasField("abort_seconds") else None
+
+
+def _probe(request: pb.LoadAdapterRequest) -> Probe | None:
+    asked = request.probe
+    if not request.HasField("probe"):
+        return None
+    return Probe(asked.prompt, asked.expect, asked.max_tokens or 1)

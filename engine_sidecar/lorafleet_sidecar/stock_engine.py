@@ -65,6 +65,8 @@ class StockEngine:
         crash_at("switch.published")
         try:
             await self._api.prove(served_name)
+            if name.probe is not None and target == name.coming:
+                await self._api.ask(served_name, name.probe)
         except EngineRejected:
             await self._put_back(name, target)
             raise

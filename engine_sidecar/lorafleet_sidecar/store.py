@@ -74,6 +74,7 @@ class RevisionStore:
         for extent in state.extents():
             self._room.take(extent)
         self._holds: set[str] | None = None  # None: not told yet, all are held
+        self.kept: set[str] = set()  # wanted back perhaps: evicted after all that is not
         self._lent: Counter[str] = Counter()  # being sent to neighbours
         self._plain_lock = asyncio.Lock()
         self._plain_work: set[asyncio.Future[Any]] = set()
@@ -343,7 +344,7 @@ class RevisionStore:
             raise TooLarge(f"needs {wanted} bytes, the arena holds {self._room.limit}")
         evictable = {
             entry.extent: entry.digest
-            for entry in self._by_use()
+            for entry in sorted(self._by_use(), key=lambda entry: entry.digest in self.kept)
             if entry.digest != keep and not self._is_held(entry.digest)
         }
         kept = [extent for extent in self._state.extents() if extent not in evictable]

@@ -94,6 +94,7 @@ API_SIDE = (
     Wanted(_MODELS, "OpenAIServingModels.show_available_models", ()),
     Wanted(_ENGINE, "AsyncLLM.add_lora", ("lora_request",)),
     Wanted(_ENGINE, "AsyncLLM.remove_lora", ("lora_id",)),
+    Wanted(_ENGINE, "AsyncLLM.abort", ("request_id", "internal")),
     Wanted(_ENGINE, "AsyncLLM.wake_up", ("tags",)),
     Wanted(_ENGINE, "AsyncLLM.collective_rpc", ("method", "timeout", "args", "kwargs")),
 )

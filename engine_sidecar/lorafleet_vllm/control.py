@@ -21,6 +21,7 @@ from vllm.lora.request import LoRARequest
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
 from lorafleet_vllm.refused import Refused
+from lorafleet_vllm.running import request_ids
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
 from lorafleet_vllm.turns import bring_in, judge
 
@@ -127,6 +128,8 @@ class Control:
                     "loader": loaded.loader,
                     "path": loaded.request.lora_path,
                     "in_flight": self.in_flight(lora_int_id),
+                    "requests": self._names.outcome(lora_int_id).requests,
+                    "errors": self._names.outcome(lora_int_id).errors,
                     "pinned": loaded.pinned,
                     "verified": loaded.verified,
                 }
@@ -158,11 +161,10 @@ class Control:
 
     def in_flight(self, lora_int_id: int) -> int:
         """Return how many requests look up, wait for or run on the revision."""
-        output = getattr(self._engine, "output_processor", None)
-        states = getattr(output, "request_states", {})
-        name = self._loaded[lora_int_id].request.lora_name
-        running = sum(getattr(state, "lora_name", None) == name for state in states.values())
-        return max(int(running), self._names.holders(lora_int_id))
+        return max(len(self._running(lora_int_id)), self._names.holders(lora_int_id))
+
+    def _running(self, lora_int_id: int) -> list[str]:
+        return request_ids(self._engine, self._loaded[lora_int_id].request.lora_name)
 
     def _is_published(self, name: str) -> bool:
         request = self._names.peek(name)
@@ -335,9 +337,7 @@ class Control:
         """Let vLLM end as after SIGTERM, with its own shutdown timeout, once this is answered."""
         if instance != self.instance:
             return {"ending": False}
-        output = getattr(self._engine, "output_processor", None)
-        requests = len(getattr(output, "request_states", ()))
-        running = max(requests, sum(map(self.in_flight, self._loaded)))
+        running = max(len(request_ids(self._engine)), sum(map(self.in_flight, self._loaded)))
         if running and not force:
             raise Refused(f"{running} requests are running")
         _log.warning("lorafleet: asked to end, %d requests are running", running)
@@ -345,7 +345,27 @@ class Control:
         loop.call_later(_GRACE_SECONDS, os.kill, os.getpid(), signal.SIGTERM)
         return {"ending": True}
 
+    async def abort(self, lora_int_id: int) -> dict[str, Any]:
+        """End what runs on a revision that is not served: clients get what there is of their answer.
+
+        What is only on its way to the engine goes on: ask again until nothing is in flight.
+        """
+        self._check_live()
+        if lora_int_id not in self._loaded:
+            return {"aborted": 0}
+        self._check_unpublished(lora_int_id)
+        running = self._running(lora_int_id)
+        if running:
+            await self._engine.abort(running, internal=True)
+        return {"aborted": len(running)}
+
     def _check_unused(self, lora_int_id: int) -> None:
+        self._check_unpublished(lora_int_id)
+        in_flight = self.in_flight(lora_int_id)
+        if in_flight:
+            raise Refused(f"adapter {lora_int_id} has {in_flight} requests in flight")
+
+    def _check_unpublished(self, lora_int_id: int) -> None:
         request = self._loaded[lora_int_id].request
         names = [
             name
@@ -354,9 +374,6 @@ class Control:
         ]
         if names:
             raise Refused(f"adapter {lora_int_id} is published as {', '.join(names)}")
-        in_flight = self.in_flight(lora_int_id)
-        if in_flight:
-            raise Refused(f"adapter {lora_int_id} has {in_flight} requests in flight")
 
     def _get(self, lora_int_id: int) -> Loaded:
         try:

@@ -56,6 +56,9 @@ def application(control: Control) -> Starlette:
             raise Refused("pinned must be true or false", 400)
         return await control.pin(_number(body, "lora_int_id"), body["pinned"])
 
+    async def abort(body: Body) -> Body:
+        return await control.abort(_number(body, "lora_int_id"))
+
     async def unload(body: Body) -> Body:
         return await control.unload(_number(body, "lora_int_id"))
 
@@ -71,6 +74,7 @@ def application(control: Control) -> Starlette:
         "publish": publish,
         "unpublish": unpublish,
         "pin": pin,
+        "abort": abort,
         "unload": unload,
         "shutdown": shutdown,
     }

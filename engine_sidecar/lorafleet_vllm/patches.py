@@ -288,6 +288,7 @@ def _count_under_served_name(original: Any) -> Any:
         original(self, request, *args, **kwargs)
         state = self.request_states.get(request.request_id)
         if volume is not None and state is not None and request.lora_request is not None:
+            state.lorafleet_revision = request.lora_request.lora_name  # for Control.in_flight
             state.lora_name = shown_name(volume, request.lora_request)
 
     return add_request
@@ -305,11 +306,22 @@ def _patch_api_server(reason: str) -> None:
 
     _wrap(OpenAIServingModels, "__init__", init)
     if reason == compat.OK:
+        from fastapi import FastAPI
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        _wrap(FastAPI, "build_middleware_stack", _count_requests)
         _wrap(AsyncLLM, "wake_up", _woken)
         _wrap(OpenAIServingModels, "model_name", _model_name)
         _wrap(OpenAIServingModels, "show_available_models", _show_available_models)
+
+
+def _count_requests(original: Any) -> Any:
+    def build_middleware_stack(self: Any) -> Any:
+        from lorafleet_vllm.outcomes import counting
+
+        return counting(original(self))
+
+    return build_middleware_stack
 
 
 def _start_control(models: Any, reason: str) -> None:

@@ -1,14 +1,16 @@
 """The API server's table of served names, which also knows who is using which revision.
 
-vLLM looks a name up with `table[name]` in the asyncio task of the HTTP request and registers the
-request with the engine later. The table therefore counts from the look-up on: the task that looked
-a revision up holds it until the task is done, response streamed and all.
+vLLM looks a name up with `table[name]` while it answers an HTTP request, and registers the request
+with the engine later. The table therefore counts from the look-up on: the HTTP request that looked
+a revision up holds it until it is answered, response streamed and all; outside of one the task does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+
+from lorafleet_vllm import outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +34,8 @@ class ServedNames(dict[str, Any]):
     def __init__(self, volume: Volume, others: dict[str, Any]) -> None:
         super().__init__(others)
         self._volume = volume
-        self._holders: dict[int, set[asyncio.Task[Any]]] = {}
+        self._holders: dict[int, set[object]] = {}
+        self._outcomes: dict[int, outcomes.Outcome] = {}
         self.lookups = 0  # of any adapter: each may move others between the tiers
 
     def __getitem__(self, name: str) -> Any:
@@ -51,16 +54,37 @@ class ServedNames(dict[str, Any]):
         return self._volume.revision_of(request.lora_path) is not None
 
     def _hold(self, lora_int_id: int) -> None:
+        holders = self._holders.setdefault(lora_int_id, set())
+        request = outcomes.current.get()
+        if request is not None:
+            if request not in holders:
+                holders.add(request)
+                request.users.append((self, lora_int_id))
+            return
         try:
             task = asyncio.current_task()
         except RuntimeError:  # not in an event loop: nothing that could be in flight
             return
-        if task is None:
-            return
-        holders = self._holders.setdefault(lora_int_id, set())
-        if task not in holders:
+        if task is not None and task not in holders:
             holders.add(task)
             task.add_done_callback(holders.discard)
+
+    def release(
+        self, lora_int_id: int, request: outcomes.Request, *, failed: bool, counts: bool
+    ) -> None:
+        """Let an HTTP request go that is answered, and count how it ended."""
+        holders = self._holders.get(lora_int_id)
+        if holders is None or request not in holders:
+            return  # unloaded meanwhile
+        holders.discard(request)
+        if counts:
+            found = self._outcomes.setdefault(lora_int_id, outcomes.Outcome())
+            found.requests += 1
+            found.errors += failed
+
+    def outcome(self, lora_int_id: int) -> outcomes.Outcome:
+        """Return how the revision's requests have ended so far."""
+        return self._outcomes.get(lora_int_id, outcomes.Outcome())
 
     def holders(self, lora_int_id: int) -> int:
         """Return how many requests have looked the revision up and are not answered yet."""
@@ -69,6 +93,7 @@ class ServedNames(dict[str, Any]):
     def forget(self, lora_int_id: int) -> None:
         """Drop the bookkeeping of an unloaded revision."""
         self._holders.pop(lora_int_id, None)
+        self._outcomes.pop(lora_int_id, None)
 
     def shown_name(self, request: Any) -> str:
         """Return the name that clients know the adapter of `request` by."""

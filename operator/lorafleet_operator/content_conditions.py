@@ -28,7 +28,7 @@ def content_conditions(facts: Facts) -> list[Found]:
 
 def _normalized(facts: Facts) -> Found | None:
     accepted = [found for found in facts.verdicts.values() if found.error is None]
-    if not accepted:
+    if not accepted or facts.pinned:
         return None
     # In the order of the rewrites; engines of several kinds may need several.
     lines = list(dict.fromkeys(text for found in accepted for text in found.normalized))
@@ -43,6 +43,8 @@ def _normalized(facts: Facts) -> Found | None:
 def _partial(facts: Facts) -> Found | None:
     """What the engines lack refuses the adapter; only the spec can leave it out."""
     accepted = [verdict for verdict in facts.verdicts.values() if verdict.error is None]
+    if facts.pinned:
+        return None
     lines = sorted({verdict.left_out for verdict in accepted if verdict.left_out})
     if lines:
         text = "; ".join(lines)

@@ -99,7 +99,13 @@ async def _unload(adapter: LoRAAdapter, view: EngineView, fleet: Fleet, chosen: 
     try:
         for name in sorted(names):
             await link.client.unload(
-                unload_request(adapter.key, name, _DRAIN_WAIT_SECONDS, drop_staged=True),
+                unload_request(
+                    adapter.key,
+                    name,
+                    _DRAIN_WAIT_SECONDS,
+                    abort_seconds=adapter.spec.drain_timeout_seconds,
+                    drop_staged=True,
+                ),
                 fleet.settings.load_timeout_seconds,
             )
         if names:

@@ -59,11 +59,6 @@ def engine_entry(
     return entry.model_copy(update={"last_transition_time": changed or now.replace(microsecond=0)})
 
 
-def short(digest: str) -> str:
-    """Return the digest as people are shown it in messages."""
-    return digest[: len("sha256:") + 12]
-
-
 def _tier(shown: pb.LoadedAdapter | None, digest: str) -> Tier:
     if shown is not None:
         return _TIERS.get(shown.tier, Tier.HOST)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from lorafleet_operator import rollout
+from lorafleet_operator import revisions, rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
 from lorafleet_operator.traffic import may_answer
 
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.conditions import Reason
-    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, RoutingStatus
+    from lorafleet_operator.api.v1alpha1 import (
+        EnginePool,
+        LoRAAdapter,
+        Revision,
+        RolledBack,
+        RoutingStatus,
+    )
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.memory import Verdict
     from lorafleet_operator.world import EngineView
@@ -45,13 +52,15 @@ class Facts:
     placed, one of each profile; then others that still have it."""
     # resolve
     fingerprint: str = ""
-    """Identity of the wanted content, "" while nobody knows it."""
+    """Identity of the newest wanted content, "" while nobody knows it."""
     origin: str = ""
     """Address and revision, for people."""
     revision: str = ""
     """What the source calls the content."""
     source_error: LorafleetError | None = None
     """Why the source could not be read now."""
+    not_staged: str = ""
+    """Why the revision that the spec names cannot be served."""
     # preflight, by pod UID
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     # plan
@@ -59,6 +68,12 @@ class Facts:
     # stage, load, publish, retire: what went wrong, by pod UID
     troubles: dict[str, LorafleetError] = field(default_factory=dict)
     refusals: dict[str, LorafleetError] = field(default_factory=dict)
+    failures: dict[str, tuple[int, LorafleetError]] = field(default_factory=dict)
+    """How often an engine has refused the newest content in a way that may pass, and the last text."""
+    given_up: RolledBack | None = None
+    """Why the pass has given the newest content up; what it was judged by may be gone by now."""
+    full: dict[str, LorafleetError] = field(default_factory=dict)
+    """Engines without room for two revisions, of which some may be without any."""
 
     # route
     routing: RoutingStatus | None = None
@@ -79,6 +94,11 @@ class Facts:
     def paused(self) -> bool:
         """Whether the adapter's annotation asks to observe and report only."""
         return self.adapter.metadata.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the spec names a revision: the source has no say."""
+        return self.adapter.spec.revision is not None
 
     @property
     def rejection(self) -> LorafleetError | None:
@@ -138,21 +158,49 @@ class Facts:
         chosen = self.pool.status.recycling if self.pool is not None else None
         return chosen is not None and chosen.engine == view.instance[-128:]
 
-    def wanted(self) -> rollout.Wanted:
+    def course(self, now: datetime | None = None) -> revisions.Course:
+        """Return what each engine should come to serve, by what the pass knows so far."""
+        return revisions.chart(self, now or datetime.now(UTC))
+
+    def wanted(self, course: revisions.Course | None = None) -> rollout.Wanted:
         """Return the facts in the form that the rollout decides on."""
+        course = course or self.course()
+        unavailable, surge = self._limits()
+        keep = revisions.earlier(self, course)
         return rollout.Wanted(
             served_name=self.adapter.served_name,
             loader=str(self.adapter.spec.loader),
             pinned=self.adapter.spec.pinned,
-            holdings=tuple(self._holding(view) for view in self.engines),
+            holdings=tuple(self._holding(view, course, keep) for view in self.engines),
+            max_unavailable=unavailable,
+            max_surge=surge,
         )
 
-    def _holding(self, view: EngineView) -> rollout.Holding:
+    def may_make_room(self, view: EngineView) -> bool:
+        """Return whether the engine may unload what it serves for the newest content, and gains by it."""
+        served = [entry for entry in view.loaded(self.key) if entry.published]
+        return (
+            self._limits()[0] > 0
+            and bool(served)
+            and self._fits(view, {entry.digest for entry in view.loaded(self.key)})
+        )
+
+    def _limits(self) -> tuple[int, int]:
+        desired = sum(self.is_desired(view) for view in self.engines)
+        return self.adapter.spec.rollout.limits(desired)
+
+    def _holding(
+        self, view: EngineView, course: revisions.Course, keep: list[Revision]
+    ) -> rollout.Holding:
+        content = course.content_for(view.uid)
+        digest = view.digest_of(content)
+        entries = view.loaded(self.key)
+        to_keep = revisions.to_keep(view, keep, digest)
         return rollout.Holding(
             engine=view.uid,
             desired=self.is_desired(view),
             takes_orders=view.takes_orders,
-            digest=view.digest_of(self.fingerprint),
+            digest=digest,
             loaded=tuple(
                 rollout.Loaded(
                     digest=entry.digest,
@@ -162,9 +210,23 @@ class Facts:
                     pinned=entry.pinned,
                     draining=entry.draining,
                 )
-                for entry in view.loaded(self.key)
+                for entry in entries
             ),
-            refused=view.uid in self.refusals,
+            refused=view.uid in self.refusals and content == self.fingerprint,
             leaving=view.leaving,
             displaced=view.pod.name in self.placed.displaced if self.placed else False,
+            proved=content != course.newest,
+            full=view.uid in self.full,
+            fits=self._fits(view, {entry.digest for entry in entries}),
+            keeps_others=revisions.kept(view, self.key, to_keep) != to_keep,
+        )
+
+    def _fits(self, view: EngineView, own: set[str]) -> bool:
+        """Return whether the arena has room for the content once the adapter's own copies may go."""
+        if view.inventory is None or self.size_bytes is None:
+            return False
+        arena = view.inventory.arena
+        freed = sum(each.size_bytes for each in view.inventory.staged if each.digest in own)
+        return arena.in_use_bytes + arena.reserved_bytes - freed + self.size_bytes <= (
+            arena.limit_bytes
         )

@@ -33,11 +33,11 @@ def target(link: EngineLink) -> Target:
 
 
 async def fill_from_neighbours(
-    facts: Facts, fleet: Fleet, lacking: Mapping[str, EngineLink]
+    facts: Facts, fleet: Fleet, lacking: Mapping[str, EngineLink], fingerprint: str
 ) -> dict[str, pb.StagedRevision]:
-    """Fill what engines of `lacking` can be filled; return what these have committed."""
+    """Fill what engines of `lacking` can be filled with that content; return what they committed."""
     filled: dict[str, pb.StagedRevision] = {}
-    for kind, donors in _donors(facts, fleet).items():
+    for kind, donors in _donors(facts, fleet, fingerprint).items():
         targets = {
             uid: each for uid, link in lacking.items() if (each := target(link)).kind == kind
         }
@@ -48,7 +48,7 @@ async def fill_from_neighbours(
         seconds = fleet.settings.load_timeout_seconds
         seconds += (facts.size_bytes or 0) / _LEAST_BYTES_PER_SECOND
         for uid, result in (
-            await fill(_request(facts, fleet, digest), donor.client, targets, seconds)
+            await fill(_request(facts, fleet, digest, fingerprint), donor.client, targets, seconds)
         ).items():
             if isinstance(result, pb.StagedRevision):
                 filled[uid] = result
@@ -57,11 +57,13 @@ async def fill_from_neighbours(
     return filled
 
 
-def _donors(facts: Facts, fleet: Fleet) -> dict[object, list[tuple[str, EngineLink]]]:
+def _donors(
+    facts: Facts, fleet: Fleet, fingerprint: str
+) -> dict[object, list[tuple[str, EngineLink]]]:
     """Return (digest, link) of the engines that have the content, by kind."""
     found: dict[object, list[tuple[str, EngineLink]]] = {}
     for view in facts.engines:
-        digest, link = view.digest_of(facts.fingerprint), fleet.links.get(view.uid)
+        digest, link = view.digest_of(fingerprint), fleet.links.get(view.uid)
         if digest and view.member and not view.problem and link is not None:
             kind = target(link).kind
             if kind is not None:
@@ -69,12 +71,12 @@ def _donors(facts: Facts, fleet: Fleet) -> dict[object, list[tuple[str, EngineLi
     return found
 
 
-def _request(facts: Facts, fleet: Fleet, digest: str) -> pb.SendAdapterRequest:
+def _request(facts: Facts, fleet: Fleet, digest: str, fingerprint: str) -> pb.SendAdapterRequest:
     spec = facts.adapter.spec
     return pb.SendAdapterRequest(
         digest=digest,
         adapter=facts.key,
-        fingerprint=facts.fingerprint,
+        fingerprint=fingerprint,
         allow_base_mismatch=spec.allow_base_mismatch,
         adapter_name=spec.source.adapter_name or "",
         drop_unmatched=spec.drop_unmatched or "",

@@ -289,14 +289,14 @@ def adapters_affected(
 
 
 def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
-    """Return adapters by what is worth a pass of each entry: not the count of running requests."""
+    """Return adapters by what is worth a pass of each entry: not the counts of requests."""
     found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
     for entry in inventory.loaded:
         quiet = entry
-        if entry.in_flight:
+        if entry.in_flight or entry.requests:
             quiet = pb.LoadedAdapter()
             quiet.CopyFrom(entry)
-            quiet.in_flight = 0
+            quiet.in_flight = quiet.requests = quiet.errors = 0
         found[b"l" + _bytes(quiet)] = entry.adapter
     return found
 

@@ -43,6 +43,25 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
         elsewhere -= {pod.uid for pod in of_pool}
     others = engines_outside(elsewhere, metadata.namespace, world, links) if elsewhere else []
     facts.engines = [*members, *others]
+    await _count_requests(facts, fleet)
+
+
+async def _count_requests(facts: Facts, fleet: Fleet) -> None:
+    """Ask the engines that try a revision for their figures: sidecars do not tell of each request."""
+    trial = facts.adapter.status.canary
+    if trial is None or trial.promoted:
+        return
+    trying = {entry.pod_name for entry in facts.adapter.status.engines if entry.canary}
+    asked = [
+        link
+        for view in facts.engines
+        if view.pod.name in trying and (link := fleet.links.get(view.uid)) is not None
+    ]
+    # One that does not answer is without contact from here on: the pass sees that.
+    await asyncio.gather(*(link.refresh() for link in asked), return_exceptions=True)
+    facts.engines = [
+        engine_view(view.pod, fleet.links, member=view.member) for view in facts.engines
+    ]
 
 
 async def first_answers(fleet: Fleet, pods: Iterable[EnginePod]) -> bool:

@@ -12,7 +12,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lorafleet.errors import DigestMismatch, EngineRejected, LorafleetError, SourceError
+from lorafleet.errors import (
+    DigestMismatch,
+    EngineRejected,
+    LorafleetError,
+    SourceError,
+    StagingFull,
+)
 from lorafleet.header import parse_header
 from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -22,6 +28,7 @@ from lorafleet_operator.aside import aside
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.filling import fill_from_neighbours, target
 from lorafleet_operator.resolve import same_content
+from lorafleet_operator.revisions import earlier, to_keep
 from lorafleet_operator.transfer.fanout import spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
 from lorafleet_operator.world import engine_view
@@ -32,9 +39,11 @@ if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.resolve import SourceReader
+    from lorafleet_operator.revisions import Course
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.fanout import Target
+    from lorafleet_operator.transfer.links import EngineLink
 
 _NOTICEABLE_BYTES: Final = 64 << 20
 _DRAIN_WAIT_SECONDS: Final = 1
@@ -53,31 +62,46 @@ async def stage(
     `announce` is called before a transfer that people would notice.
     """
     # An engine that has not said what it takes is sent nothing: checks come before bytes.
-    lacking = [
-        uid
-        for uid in rollout.to_stage(facts.wanted())
-        if uid in facts.verdicts and not facts.view(uid).problem
-    ]
-    if not facts.may_act or not lacking or facts.source_error is not None:
+    course = facts.course()
+    lacking: dict[str, dict[str, EngineLink]] = {}
+    for uid in rollout.to_stage(facts.wanted(course)):
+        link = fleet.links.get(uid)
+        if uid in facts.verdicts and not facts.view(uid).problem and link is not None:
+            lacking.setdefault(course.content_for(uid), {})[uid] = link
+    if not facts.may_act or not lacking:
         return
-    links = {uid: link for uid in lacking if (link := fleet.links.get(uid)) is not None}
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
     async with fleet.transfers:
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
-            filled = await fill_from_neighbours(facts, fleet, links)
-            rest = {uid: target(link) for uid, link in links.items() if uid not in filled}
-            try:
-                sent = await _send(facts, reader, fleet, rest) if rest else {}
-            except (SourceError, DigestMismatch) as error:
-                facts.source_error = error
-                fleet.memory.drop_look(facts.adapter.metadata.uid)
-                return
-    for uid, result in (filled | sent).items():
+            for content, links in lacking.items():
+                await _bring(facts, reader, fleet, content, links)
+
+
+async def _bring(
+    facts: Facts,
+    reader: SourceReader,
+    fleet: Fleet,
+    content: str,
+    links: Mapping[str, EngineLink],
+) -> None:
+    """Bring one content to engines. Only the newest can come from the source."""
+    results: dict[str, pb.StagedRevision | LorafleetError] = {}
+    if facts.source_error is None or content != facts.fingerprint:
+        results |= await fill_from_neighbours(facts, fleet, links, content)
+    rest = {uid: target(link) for uid, link in links.items() if uid not in results}
+    if rest and content == facts.fingerprint and not facts.pinned and facts.source_error is None:
+        try:
+            results |= await _send(facts, reader, fleet, rest)
+        except (SourceError, DigestMismatch) as error:
+            facts.source_error = error
+            fleet.memory.drop_look(facts.adapter.metadata.uid)
+            return
+    for uid, result in results.items():
         if isinstance(result, LorafleetError):
             _note(facts, fleet, uid, result)
         else:
-            links[uid].learn(facts.fingerprint, result.digest)
+            links[uid].learn(content, result.digest)
             crash_at("staged")
     await _look_again(facts, fleet, links)
 
@@ -86,12 +110,13 @@ async def load(facts: Facts, fleet: Fleet) -> None:
     """Make every chosen engine load the wanted revision beside what it serves."""
     if not facts.may_act:
         return
+    course = facts.course()
     await _order(
         facts,
         fleet,
-        rollout.to_load(facts.wanted()),
+        rollout.to_load(facts.wanted(course)),
         lambda uid, client: client.load(
-            _load_request(facts, uid, publish=False), fleet.settings.load_timeout_seconds
+            _load_request(facts, course, uid, publish=False), fleet.settings.load_timeout_seconds
         ),
         step="loaded",
     )
@@ -101,13 +126,14 @@ async def publish(facts: Facts, fleet: Fleet) -> None:
     """Move the served name on every engine, if all have proved that they can."""
     if not facts.may_act:
         return
-    wanted = facts.wanted()
+    course = facts.course()
+    wanted = facts.wanted(course)
     await _order(
         facts,
         fleet,
         rollout.to_publish(wanted),
         lambda uid, client: client.load(
-            _load_request(facts, uid, publish=True), fleet.settings.load_timeout_seconds
+            _load_request(facts, course, uid, publish=True), fleet.settings.load_timeout_seconds
         ),
         step="published",
     )
@@ -117,9 +143,16 @@ async def publish(facts: Facts, fleet: Fleet) -> None:
         fleet,
         served,
         lambda uid, client: client.load(
-            _restore_request(facts, served[uid]), fleet.settings.load_timeout_seconds
+            _restore_request(facts, course, uid, served[uid]), fleet.settings.load_timeout_seconds
         ),
     )
+
+
+async def make_room(facts: Facts, fleet: Fleet) -> None:
+    """Unload the old revision where there is no room for two, as many as may be without any."""
+    if facts.may_act:
+        gone = rollout.to_make_room(facts.wanted())
+        await _unload(facts, fleet, [(uid, facts.adapter.served_name) for uid in gone])
 
 
 async def retire(facts: Facts, fleet: Fleet) -> None:
@@ -127,13 +160,18 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
     if facts.placed is None:
         return
     gone = rollout.to_retire(facts.wanted(), lost_name=facts.placed.lost_name)
+    await _unload(facts, fleet, gone)
+
+
+async def _unload(facts: Facts, fleet: Fleet, gone: Iterable[tuple[str, str]]) -> None:
+    limit = facts.adapter.spec.drain_timeout_seconds
     for uid, served_name in gone:
         await _order(
             facts,
             fleet,
             [uid],
             lambda _, client, name=served_name: client.unload(  # type: ignore[misc]
-                unload_request(facts.key, name, _DRAIN_WAIT_SECONDS),
+                unload_request(facts.key, name, _DRAIN_WAIT_SECONDS, abort_seconds=limit),
                 fleet.settings.load_timeout_seconds,
             ),
         )
@@ -189,7 +227,12 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
 
 
 def unload_request(
-    adapter: str, served_name: str, drain_seconds: int, *, drop_staged: bool = False
+    adapter: str,
+    served_name: str,
+    drain_seconds: int,
+    *,
+    abort_seconds: int | None = None,
+    drop_staged: bool = False,
 ) -> pb.UnloadAdapterRequest:
     """Return the order to let go of a served name of the adapter."""
     return pb.UnloadAdapterRequest(
@@ -197,23 +240,37 @@ def unload_request(
         served_name=served_name,
         drain_timeout_seconds=drain_seconds,
         drop_staged=drop_staged,
+        abort_seconds=abort_seconds,
     )
 
 
-def _load_request(facts: Facts, uid: str, *, publish: bool) -> pb.LoadAdapterRequest:
-    spec = facts.adapter.spec
-    return pb.LoadAdapterRequest(
+def _load_request(
+    facts: Facts, course: Course, uid: str, *, publish: bool
+) -> pb.LoadAdapterRequest:
+    spec, view, content = facts.adapter.spec, facts.view(uid), course.content_for(uid)
+    digest = view.digest_of(content)
+    request = pb.LoadAdapterRequest(
         adapter=facts.key,
         served_name=facts.adapter.served_name,
-        digest=facts.view(uid).digest_of(facts.fingerprint),
+        digest=digest,
         loader=str(spec.loader),
         pinned=spec.pinned,
         publish=publish,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
+        keep=sorted(to_keep(view, earlier(facts, course), digest)),
+        free_others=True,
+        abort_seconds=spec.drain_timeout_seconds,
     )
+    probe = spec.rollout.canary.probe if spec.rollout.canary is not None else None
+    if probe is not None and content == course.newest and not facts.pinned:
+        request.probe.prompt, request.probe.expect = probe.prompt, probe.expect or ""
+        request.probe.max_tokens = probe.max_tokens
+    return request
 
 
-def _restore_request(facts: Facts, served: rollout.Loaded) -> pb.LoadAdapterRequest:
+def _restore_request(
+    facts: Facts, course: Course, uid: str, served: rollout.Loaded
+) -> pb.LoadAdapterRequest:
     return pb.LoadAdapterRequest(
         adapter=facts.key,
         served_name=served.served_name,
@@ -222,6 +279,9 @@ def _restore_request(facts: Facts, served: rollout.Loaded) -> pb.LoadAdapterRequ
         pinned=served.pinned,
         publish=True,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
+        keep=sorted(to_keep(facts.view(uid), earlier(facts, course), served.digest)),
+        free_others=True,
+        abort_seconds=facts.adapter.spec.drain_timeout_seconds,
     )
 
 
@@ -242,7 +302,7 @@ async def _order(
         try:
             await order(uid, link.client)
         except LorafleetError as error:
-            _note(facts, fleet, uid, error)
+            _note(facts, fleet, uid, error, step)
         crash_at(step)
         _LOG.debug("%s: order to %s took %.3f s", facts.key, uid, time.monotonic() - started)
 
@@ -257,15 +317,21 @@ def _sent(amount: int) -> None:
     crash_at("chunk.sent")
 
 
-def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError) -> None:
-    facts.troubles[uid] = error
+def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError, step: str = "") -> None:
     metadata, view = facts.adapter.metadata, facts.view(uid)
-    about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)
+    content = facts.course().content_for(uid)
+    about = (metadata.uid, view.instance, metadata.generation, content)
+    if isinstance(error, StagingFull) and facts.may_make_room(view):
+        facts.full[uid] = error  # its turn to unload the old revision comes
+        return
+    facts.troubles[uid] = error
     if error.terminal:
         facts.refusals[uid] = error
         fleet.memory.keep_refusal(*about, error)
-    elif error.reason == EngineRejected.reason:
+    elif error.reason == EngineRejected.reason and step:
         fleet.memory.count_failure(*about)
+        if content == facts.fingerprint:
+            facts.failures[uid] = (fleet.memory.failures_of(*about), error)
 
 
 async def _look_again(facts: Facts, fleet: Fleet, touched: Iterable[str]) -> None:

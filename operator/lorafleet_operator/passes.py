@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _DELETION_POLL_SECONDS: Final = 2.0
+_TRIAL_LOOKS: Final = 20
+"""How often the figures of a revision on trial are looked at: each look may be a write."""
+_TRIAL_SECONDS: Final = (0.5, 15.0)
+"""Least and most seconds between two of them."""
 
 
 async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
@@ -159,4 +163,8 @@ def adapter_interval(body: Mapping[str, Any], fleet: Fleet) -> float:
     """Return the seconds to the next pass over an adapter that nothing wakes."""
     poll = ((body.get("spec") or {}).get("source") or {}).get("pollIntervalSeconds") or 0
     resync = fleet.settings.resync_seconds
+    if fleet.writer.newest(body).get("canary"):
+        trial = ((body.get("spec") or {}).get("rollout") or {}).get("canary") or {}
+        resync = min(resync, max(_TRIAL_SECONDS[0], trial.get("holdSeconds", 0) / _TRIAL_LOOKS))
+        resync = min(resync, _TRIAL_SECONDS[1])
     return min(resync, float(poll)) if poll else resync

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
 from lorafleet_operator.placement import AdapterDemand, blocked, displaced_from, wanted
+from lorafleet_operator.revisions import TRIES
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.memory import Memory
     from lorafleet_operator.pool_planner import PoolPlanner
-
-_TRIES: Final = 3
-"""Refusals that may pass after which an adapter is tried on another engine."""
 
 
 def place(facts: Facts, fleet: Fleet) -> None:
@@ -94,8 +92,8 @@ def demand(facts: Facts, planner: PoolPlanner, memory: Memory) -> AdapterDemand:
     refused = {}
     for view in facts.engines:
         about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)
-        if memory.failures_of(*about) >= _TRIES:
-            refused[view.pod.name] = f"refused the content {_TRIES} times"
+        if memory.failures_of(*about) >= TRIES:
+            refused[view.pod.name] = f"refused the content {TRIES} times"
         if view.uid in facts.refusals:
             refused[view.pod.name] = text = str(facts.refusals[view.uid])
             verdict = facts.verdicts.get(view.uid)

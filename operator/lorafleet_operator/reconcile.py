@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet_operator.facts import Facts
 from lorafleet_operator.observe import observe
-from lorafleet_operator.orders import load, publish, retire, stage
+from lorafleet_operator.orders import load, make_room, publish, retire, stage
 from lorafleet_operator.place import place
 from lorafleet_operator.report import report
 from lorafleet_operator.resolve import SourceReader, preflight, resolve
@@ -46,20 +46,34 @@ async def reconcile(
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should
         await route(facts, fleet)  # requests to those that serve it, before what takes long
+        say = partial(announce_now, facts, announce)
         if not facts.paused:
-            say = partial(announce_now, facts, announce)
+            await give_up(facts, say)  # by what a trial's engines say
             await stage(facts, reader, fleet, say)  # its bytes into their arenas
         if facts.source_error is None or reader.secret is not None:
             fleet.secrets.follow(facts.key, reader.secret if facts.source_error else None)
     if not facts.paused:
         await load(facts, fleet)  # beside the revision that they serve
+        await give_up(facts, say)  # by what an engine has refused
         await publish(facts, fleet)  # the served name moves, once all have it
         await route(facts, fleet)  # to the new ones, and not to those that are about to let go
+        await make_room(facts, fleet)  # where two revisions do not fit
         await retire(facts, fleet)  # what nobody wants any more
     said = report(facts)
     if said.status.canary != facts.adapter.status.canary:  # it decides who gets which requests
         await route(facts, fleet, said.status)
     return said
+
+
+async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
+    """Say that the newest content is given up before anything is done about it.
+
+    What it was judged by goes with the revision: nobody would know after an interruption.
+    """
+    found = facts.course().given_up
+    if found is not None and found != facts.adapter.status.rolled_back:
+        facts.given_up = found
+        await say()
 
 
 async def announce_now(facts: Facts, announce: Callable[[Report], Awaitable[None]]) -> None:

@@ -15,10 +15,12 @@ from lorafleet_operator.api.conditions import (
     outcome_of,
     ready_condition,
 )
-from lorafleet_operator.api.names import MAX_STATUS_ENGINES
+from lorafleet_operator.api.names import MAX_STATUS_ENGINES, short
 from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
 from lorafleet_operator.content_conditions import content_conditions
-from lorafleet_operator.engine_entry import engine_entry, short
+from lorafleet_operator.engine_entry import engine_entry
+from lorafleet_operator.revisions import digest_of, history, updated
+from lorafleet_operator.rollout_status import draining, settled_revision, trial_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +31,17 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.facts import Facts
+    from lorafleet_operator.revisions import Course
 
 _QUIET: Final = frozenset(
     {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}
-    | {Reason.AS_FOUND, Reason.APPLIED_WHOLE, Reason.HAS_EFFECT, Reason.ENGINES_STARTING}
+    | {
+        Reason.CANARY,
+        Reason.AS_FOUND,
+        Reason.APPLIED_WHOLE,
+        Reason.HAS_EFFECT,
+        Reason.ENGINES_STARTING,
+    }
 )
 """Steps on the way and plain facts, seen in the conditions: no Events about them."""
 
@@ -58,7 +67,8 @@ class Report:
 def report(facts: Facts, now: datetime | None = None) -> Report:
     """Return what there is to say after the pass."""
     now = now or datetime.now(UTC)
-    wanted = facts.wanted()
+    course = facts.course(now)
+    wanted = facts.wanted(course)
     generation = facts.adapter.metadata.generation
     old = facts.adapter.status
     observed = [
@@ -66,7 +76,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         for type_, (status, reason, message) in (
             (ConditionType.SOURCE_RESOLVED, _source(facts, wanted)),
             (ConditionType.PLACED, _placed(facts)),
-            (ConditionType.LOADED, _loaded(facts, wanted)),
+            (ConditionType.LOADED, _loaded(facts, wanted, course)),
         )
     ]
     said = [
@@ -84,6 +94,16 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         last = condition(
             ConditionType.READY, False, Reason.LOADING, text, generation=generation, now=now
         )
+    on_trial = course.trying is not None and last.status == "True"
+    if on_trial and course.trial is not None:
+        last = condition(
+            ConditionType.READY,
+            False,
+            Reason.CANARY,
+            trial_text(course.trial, desired),
+            generation=generation,
+            now=now,
+        )
     if facts.paused:
         last = condition(
             ConditionType.READY,
@@ -98,22 +118,28 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         for each in old.conditions
         if each.type != ConditionType.ROUTED or facts.routing_unknown
     ]
-    entries = _entries(facts, now)
-    digest = rollout.common_digest(wanted.holdings) or old.digest
+    entries = _entries(facts, course, now)
+    digest = digest_of(facts.engines, course.main) or old.digest
+    settled = bool(desired) and ready == desired and course.main == course.newest != ""
     status = LoRAAdapterStatus(
         observed_generation=generation,
         digest=digest,
-        fingerprint=facts.fingerprint or old.fingerprint,
+        fingerprint=("" if facts.pinned else facts.fingerprint) or old.fingerprint,
         resolved_revision=facts.revision[:512] or old.resolved_revision,
         served_name=facts.adapter.served_name,
         size_bytes=old.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=old.rank if facts.rank is None else facts.rank,
         desired_engines=desired,
         ready_engines=ready,
+        updated_engines=updated(facts, course.newest),
         engines_summary=f"{ready}/{desired}",
         tier_summary=_tiers(entries),
         engines=entries[:MAX_STATUS_ENGINES],
-        history=_history(facts, digest),
+        history=history(facts, digest, course.given_up),
+        stable=settled_revision(facts, digest) if settled else course.stable,
+        canary=None if settled else course.trial,
+        rolled_back=course.given_up,
+        draining=draining(facts),
         routing=facts.routing or (old.routing if facts.routing_unknown else None),
         conditions=merge_conditions(kept, [*observed, *said, last]),
     )
@@ -192,6 +218,8 @@ def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
             return False, outcome_of(facts.source_error).reason, str(facts.source_error)
         text = f"the content is on all engines; the source now: {facts.source_error}"
         return True, Reason.RESOLVED, text
+    if facts.not_staged:
+        return False, Reason.REVISION_NOT_STAGED, _keeps_serving(facts, wanted, facts.not_staged)
     if not facts.fingerprint:
         return None, Reason.RESOLVING, "the source has not been read yet"
     if not facts.verdicts:
@@ -209,8 +237,10 @@ def _placed(facts: Facts) -> _Found:
     return True, Reason.PLACED, f"on {_names(placed.pods)}"
 
 
-def _loaded(facts: Facts, wanted: rollout.Wanted) -> _Found:
+def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
     desired = wanted.desired()
+    if course.given_up is not None:
+        return False, Reason.ROLLED_BACK, course.given_up.message
     problems = {**facts.refusals, **facts.troubles}
     failed = [(uid, problems[uid]) for uid in sorted(problems, key=lambda u: _order(problems[u]))]
     failed = [(uid, error) for uid, error in failed if any(uid == h.engine for h in desired)]
@@ -225,7 +255,14 @@ def _loaded(facts: Facts, wanted: rollout.Wanted) -> _Found:
     if away:
         text = f"engine {away[0].pod.name}: {away[0].message or 'vLLM is starting'}"
         return False, Reason.ENGINE_UNREACHABLE, text
+    if facts.full:
+        uid, error = min(facts.full.items())
+        text = f"engine {facts.view(uid).pod.name}: {error}; it will unload the old revision first"
+        return False, Reason.LOADING, text
     unstaged = [holding for holding in desired if not holding.digest]
+    if any(facts.pinned or holding.proved for holding in unstaged):
+        names = _names([facts.view(holding.engine).pod.name for holding in unstaged])
+        return False, Reason.REVISION_NOT_STAGED, f"not staged on {names}, nor on one of their kind"
     if unstaged:
         return False, Reason.STAGING, f"{len(unstaged)} of {len(desired)} engines lack the content"
     unloaded = [holding for holding in desired if not rollout.has_loaded(wanted, holding)]
@@ -249,28 +286,18 @@ def _keeps_serving(facts: Facts, wanted: rollout.Wanted, text: str) -> str:
     return f"{text}; {', '.join(map(short, served))} keeps serving {facts.adapter.served_name}"
 
 
-def _entries(facts: Facts, now: datetime) -> list[AdapterEngine]:
+def _entries(facts: Facts, course: Course, now: datetime) -> list[AdapterEngine]:
     """Return one entry for each engine that has or should have the adapter, trouble first."""
     before = {entry.pod_name: entry for entry in facts.adapter.status.engines}
     entries = []
     for view in facts.engines:
         if facts.is_desired(view) or view.loaded(facts.key):
             error = facts.troubles.get(view.uid) or facts.refusals.get(view.uid)
-            entries.append(
-                engine_entry(
-                    view, facts.key, facts.fingerprint, error, before.get(view.pod.name), now
-                )
-            )
+            content = course.content_for(view.uid)
+            entry = engine_entry(view, facts.key, content, error, before.get(view.pod.name), now)
+            trying = course.trying is not None and view.uid in course.trying
+            entries.append(entry.model_copy(update={"canary": True}) if trying else entry)
     return sorted(entries, key=lambda e: (e.published and not e.message, e.pod_name))
-
-
-def _history(facts: Facts, digest: str) -> list[str]:
-    """Return earlier revisions that are still staged somewhere, newest first."""
-    old = facts.adapter.status
-    earlier = [old.digest, *old.history] if old.digest != digest else old.history
-    kept = [each for each in dict.fromkeys(earlier) if each and each != digest]
-    kept = [each for each in kept if any(view.staged(each) for view in facts.engines)]
-    return kept[: facts.adapter.spec.revision_history_limit]
 
 
 def _tiers(entries: Sequence[AdapterEngine]) -> str:

@@ -19,6 +19,7 @@ from lorafleet_operator.awaited_secrets import Referenced
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.memory import Look, Verdict
+from lorafleet_operator.revisions import fingerprint_of, own_revisions
 from lorafleet_operator.sources.registry import open_source
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     the status names for this generation counts until the source says otherwise.
     """
     adapter = facts.adapter
+    if facts.pinned:
+        resolve_revision(facts)
+        return
     uid, generation = adapter.metadata.uid, adapter.metadata.generation
     now = asyncio.get_running_loop().time()
     poll = adapter.spec.source.poll_interval_seconds
@@ -163,6 +167,19 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         status = adapter.status
         if status.observed_generation == generation:
             facts.fingerprint = status.fingerprint
+
+
+def resolve_revision(facts: Facts) -> None:
+    """Learn the content of the revision that the spec names from the engines that have it."""
+    digest, own = facts.adapter.spec.revision or "", own_revisions(facts)
+    facts.origin, facts.revision = f"{digest} by spec.revision", digest
+    facts.fingerprint = fingerprint_of(facts.engines, digest) if digest in own else ""
+    if digest not in own:
+        facts.not_staged = (
+            f"{digest} is no revision of this adapter; there are {', '.join(own) or 'none yet'}"
+        )
+    elif not facts.fingerprint:
+        facts.not_staged = f"{digest} is staged on no engine any more: it cannot be served again"
 
 
 def _failure(error: LorafleetError, facts: Facts, reader: SourceReader, fleet: Fleet) -> Look:
@@ -198,6 +215,9 @@ async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
 async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     if not facts.fingerprint or facts.source_error is not None:
         return
+    if facts.pinned:
+        _judge_staged(facts)
+        return
     spec = facts.adapter.spec
     found: dict[int, Verdict] = {}  # by profile: most engines of a pool share one, large to compare
     for view in facts.engines:
@@ -219,6 +239,18 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             verdict = await aside(size, judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
         facts.verdicts[view.uid] = found[id(view.profile)] = verdict
+
+
+def _judge_staged(facts: Facts) -> None:
+    """What an engine has staged, others of its profile can take; of the rest nothing is known."""
+    found = {
+        id(view.profile): Verdict(size_bytes=staged.size_bytes, rank=staged.rank)
+        for view in facts.engines
+        if view.member and (staged := view.staged(view.digest_of(facts.fingerprint))) is not None
+    }
+    for view in facts.engines:
+        if view.member and view.profile is not None and id(view.profile) in found:
+            facts.verdicts[view.uid] = found[id(view.profile)]
 
 
 async def same_content(facts: Facts, reader: SourceReader, fleet: Fleet) -> ResolvedAdapter:

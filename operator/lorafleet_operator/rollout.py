@@ -1,20 +1,20 @@
 """What has to be done next for one adapter: pure decisions from gathered facts.
 
-A revision goes out in two phases. First every engine that should have it stages and loads it
-beside whatever it serves; then the served name moves on each. While another revision is served
-anywhere and an engine has not loaded the new one, no name moves: a refusal leaves the old
-revision everywhere. Once the new one is published somewhere the others may follow one by one,
-for then it has proved itself and an engine that restarted must not wait.
+A revision goes out in two phases. First the engines of a wave stage and load it beside what they
+serve; then the served name moves on each. While another revision is served anywhere and an engine
+of the wave has not loaded the new one, no name moves: a refusal leaves the old revision everywhere.
+Once the new one is published somewhere the others may follow one by one, for then it has proved
+itself and an engine that restarted must not wait.
+
+A wave is as many engines as may hold two revisions at once (`max_surge`), all of them by default.
+An engine that has no room for two, or may not hold two, unloads the old one first, if so many
+engines may be without any (`max_unavailable`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+from typing import Final
 
 STOCK: Final = "stock"
 """The loader of an engine without the plugin, which has no other."""
@@ -49,6 +49,14 @@ class Holding:
     """Whether more important adapters got its place on this engine."""
     leaving: bool = False
     """Whether the engine is drained: it goes on serving whoever still reaches it."""
+    proved: bool = False
+    """Whether the wanted revision has been served before: going back to it needs no proof."""
+    full: bool = False
+    """Whether its arena has no room for the wanted revision beside what is loaded."""
+    fits: bool = True
+    """Whether there is room once the engine has unloaded what it serves of the adapter."""
+    keeps_others: bool = False
+    """Whether it keeps other earlier revisions for a rollback than it should."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,10 @@ class Wanted:
     loader: str = "direct"
     pinned: bool = False
     holdings: tuple[Holding, ...] = field(default=())
+    max_unavailable: int = 0
+    """Most engines without any revision during an update."""
+    max_surge: int | None = None
+    """Most engines that hold two revisions at once, None for all."""
 
     def desired(self) -> list[Holding]:
         """Return the holdings of the engines that should serve the adapter."""
@@ -75,18 +87,42 @@ def serves(wanted: Wanted, holding: Holding) -> bool:
     return any(_is_wanted(wanted, holding, each) and each.published for each in holding.loaded)
 
 
+def wave(wanted: Wanted) -> set[str]:
+    """Return the engines that may hold the wanted revision beside another one that they serve.
+
+    Those that do so already, then those that have it staged, then by name. Where old revisions are
+    still drained they count too, unless all engines may hold two.
+    """
+    waiting = [holding for holding in wanted.desired() if _replaces(wanted, holding)]
+    if wanted.max_surge is None or wanted.max_surge >= len(wanted.desired()):
+        return {h.engine for h in waiting if not (h.full and wanted.max_unavailable)}
+    doubled = {h.engine for h in wanted.desired() if _holds_two(wanted, h)}
+    others = sorted((not h.digest, h.engine) for h in waiting if h.engine not in doubled)
+    room = max(0, wanted.max_surge - len(doubled))
+    joining = {engine for _, engine in others[:room]}
+    return {h.engine for h in waiting if h.engine in doubled or h.engine in joining} - {
+        h.engine for h in waiting if h.full and wanted.max_unavailable
+    }
+
+
 def to_stage(wanted: Wanted) -> list[str]:
     """Return the engines that the wanted revision has to be sent to.
 
     An engine whose vLLM is restarting is sent it too: its sidecar takes it meanwhile.
     """
+    moving = wave(wanted)
     return [
-        holding.engine for holding in wanted.desired() if not holding.digest and not holding.refused
+        holding.engine
+        for holding in wanted.desired()
+        if not holding.digest
+        and not holding.refused
+        and (holding.engine in moving or not _replaces(wanted, holding))
     ]
 
 
 def to_load(wanted: Wanted) -> list[str]:
     """Return the engines that have to load the wanted revision beside what they serve."""
+    moving = wave(wanted)
     return [
         holding.engine
         for holding in wanted.desired()
@@ -94,32 +130,64 @@ def to_load(wanted: Wanted) -> list[str]:
         and holding.takes_orders
         and not holding.refused
         and not has_loaded(wanted, holding)
+        and (holding.engine in moving or not _replaces(wanted, holding))
     ]
 
 
 def may_publish(wanted: Wanted) -> bool:
-    """Return whether served names may move to the wanted revision now."""
-    if any(serves(wanted, holding) for holding in wanted.holdings):
+    """Return whether served names may move to a revision that has yet to prove itself."""
+    new = [holding for holding in wanted.holdings if not holding.proved]
+    if any(serves(wanted, holding) for holding in new):
         return True
-    replaces = any(
-        entry.published and entry.served_name == wanted.served_name
-        for holding in wanted.holdings
-        for entry in holding.loaded
-    )
-    return not replaces or all(has_loaded(wanted, holding) for holding in wanted.desired())
+    if not any(_served(wanted, holding) for holding in wanted.holdings):
+        return True
+    moving = wave(wanted)
+    lacking = [
+        holding
+        for holding in new
+        if holding.desired
+        and not has_loaded(wanted, holding)
+        and (holding.engine in moving or not _replaces(wanted, holding))
+    ]
+    if any(holding.takes_orders for holding in lacking):
+        return False
+    return not lacking or len(_without_any(wanted)) <= wanted.max_unavailable
 
 
 def to_publish(wanted: Wanted) -> list[str]:
     """Return the engines on which the served name (or the pin) has to be moved."""
-    if not may_publish(wanted):
-        return []
+    free = may_publish(wanted)
     return [
         holding.engine
         for holding in wanted.desired()
         if holding.takes_orders
         and has_loaded(wanted, holding)
+        and (free or holding.proved)
         and not _published_as_wanted(wanted, holding)
     ]
+
+
+def to_make_room(wanted: Wanted) -> list[str]:
+    """Return the engines that unload what they serve before they are sent the wanted revision.
+
+    One that is down counts as without any too. Before a new revision is served somewhere only one
+    engine risks it.
+    """
+    spare = wanted.max_unavailable - len(_without_any(wanted))
+    new = [holding for holding in wanted.desired() if not holding.proved]
+    if new and not any(serves(wanted, holding) for holding in new):
+        spare = min(spare, 1 - sum(h.takes_orders and not _served(wanted, h) for h in new))
+    waiting = [
+        holding.engine
+        for holding in wanted.desired()
+        if holding.takes_orders
+        and holding.fits
+        and not holding.refused
+        and (holding.full or wanted.max_surge == 0)
+        and _replaces(wanted, holding)
+        and not has_loaded(wanted, holding)
+    ]
+    return sorted(waiting)[: max(0, spare)]
 
 
 def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str]]:
@@ -150,17 +218,23 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
 
 
 def to_roll_back(wanted: Wanted) -> list[tuple[str, Loaded]]:
-    """Return (engine, served revision) where a revision that was refused elsewhere lies loaded.
+    """Return (engine, served revision) where another one lies loaded that is not to be served.
 
-    Publishing the served revision again makes the engine drop the other one: a refused update
-    must not occupy a slot.
+    One that was refused elsewhere, or given up: it must not occupy a slot. Publishing the served
+    revision again makes the engine drop it.
     """
-    if may_publish(wanted) or not any(holding.refused for holding in wanted.desired()):
-        return []
+    refused = not may_publish(wanted) and any(holding.refused for holding in wanted.desired())
     found = []
     for holding in wanted.desired():
-        served = next((entry for entry in holding.loaded if entry.published), None)
-        if served is not None and holding.takes_orders and has_loaded(wanted, holding):
+        served = _served(wanted, holding)
+        if served is None or not holding.takes_orders:
+            continue
+        moves = not serves(wanted, holding)
+        given_up = not moves and any(
+            entry.served_name == wanted.served_name and not entry.published and not entry.draining
+            for entry in holding.loaded
+        )
+        if given_up or (moves and refused and has_loaded(wanted, holding)):
             found.append((holding.engine, served))
     return found
 
@@ -173,15 +247,6 @@ def ready(wanted: Wanted) -> int:
     return sum(each.takes_orders and serves(wanted, each) for each in wanted.desired())
 
 
-def common_digest(holdings: Iterable[Holding]) -> str:
-    """Return the digest that most engines know the wanted revision by, "" if none does.
-
-    Engines of one dtype agree; a pool of two dtypes has two digests for one source.
-    """
-    found: Sequence[str] = [holding.digest for holding in holdings if holding.digest]
-    return max(sorted(set(found)), key=found.count, default="")
-
-
 def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:
     return (
         bool(holding.digest)
@@ -192,7 +257,29 @@ def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:
 
 
 def _published_as_wanted(wanted: Wanted, holding: Holding) -> bool:
-    return any(
+    return not holding.keeps_others and any(
         _is_wanted(wanted, holding, entry) and entry.published and entry.pinned == wanted.pinned
         for entry in holding.loaded
     )
+
+
+def _served(wanted: Wanted, holding: Holding) -> Loaded | None:
+    """Return what the wanted name points at on this engine."""
+    named = (entry for entry in holding.loaded if entry.served_name == wanted.served_name)
+    return next((entry for entry in named if entry.published), None)
+
+
+def _replaces(wanted: Wanted, holding: Holding) -> bool:
+    """Return whether the wanted revision would take another's name on this engine."""
+    return _served(wanted, holding) is not None and not serves(wanted, holding)
+
+
+def _holds_two(wanted: Wanted, holding: Holding) -> bool:
+    return any(entry.draining for entry in holding.loaded) or (
+        _replaces(wanted, holding) and has_loaded(wanted, holding)
+    )
+
+
+def _without_any(wanted: Wanted) -> list[Holding]:
+    """Return the desired engines that are not known to serve any revision under the wanted name."""
+    return [h for h in wanted.desired() if not h.takes_orders or _served(wanted, h) is None]

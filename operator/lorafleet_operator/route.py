@@ -84,7 +84,7 @@ def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
         uid=metadata.uid,
         served_name=adapter.served_name,
         port=pool.spec.engine_port,
-        leaving=frozenset(leaving),
+        leaving=frozenset(leaving) | frozenset(rollout.to_make_room(wanted)),
         trial=trial.digest if trial else "",
         percent=trial.traffic_percent if trial and not trial.promoted else None,
         split=bool(wish.http_route and canary and canary.traffic_percent),

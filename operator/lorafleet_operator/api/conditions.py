@@ -83,6 +83,8 @@ class Reason(StrEnum):
     """The adapter or its spec names another base model than the pool serves."""
     RANK_TOO_HIGH = "RankTooHigh"
     """The adapter's rank is above every engine's max_lora_rank."""
+    REVISION_NOT_STAGED = "RevisionNotStaged"
+    """An engine lacks an earlier revision that nobody can send it; what is served stays."""
     DIGEST_MISMATCH = "DigestMismatch"
     """The content is not what was promised."""
     TOO_LARGE = "TooLarge"
@@ -145,12 +147,16 @@ class Reason(StrEnum):
     """The served name belongs to another adapter or to the base model."""
     LOAD_RATE_LIMITED = "LoadRateLimited"
     """The tenant's loads of this minute are used up; the next one is due soon."""
+    ROLLED_BACK = "RolledBack"
+    """The newest revision was given up until spec or content change; the one before is served."""
     INTERNAL_ERROR = "InternalError"
     """A fault of the operator or the sidecar; its log says more."""
 
     # Ready
     READY = "Ready"
     """All is as the spec wants it."""
+    CANARY = "Canary"
+    """Some engines try the newest revision, the others serve the one before it."""
     WAITING = "Waiting"
     """An earlier condition has to become True first."""
     PAUSED = "Paused"
@@ -165,6 +171,10 @@ class Reason(StrEnum):
     """An object of that name is somebody else's; it is left alone."""
     GATEWAY_API_MISSING = "GatewayApiMissing"
     """The cluster has no HTTPRoute of gateway.networking.k8s.io/v1."""
+
+    # status.rolledBack alone
+    ERROR_RATE = "ErrorRate"
+    """Too many of the newest revision's requests failed while some engines tried it."""
 
     # Pools
     ENGINES_READY = "EnginesReady"

@@ -91,3 +91,8 @@ def relative_path_problem(path: str) -> str | None:
 
 # Control, format, surrogate, private use, line and paragraph separators.
 _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+
+
+def short(digest: str) -> str:
+    """Return the digest as people are shown it in messages."""
+    return digest[: len("sha256:") + 12]

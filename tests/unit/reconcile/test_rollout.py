@@ -230,6 +230,8 @@ def _obey(wanted: Wanted, holding: Holding) -> Holding:
     if holding.engine in rollout.to_publish(wanted):
         others = [entry for entry in loaded if entry.served_name != NAME]
         loaded = [*others, serving(holding.digest)]
+    if holding.engine in dict(rollout.to_roll_back(wanted)):
+        loaded = [entry for entry in loaded if entry.published or entry.served_name != NAME]
     gone = [name for engine_, name in rollout.to_retire(wanted) if engine_ == holding.engine]
     loaded = [entry for entry in loaded if entry.served_name not in gone]
     digest = NEW if holding.engine in rollout.to_stage(wanted) else holding.digest

@@ -1,0 +1,255 @@
+"""Which content each engine should serve: the newest, or the one that it comes back to. Pure.
+
+The newest is what the source holds, or what `spec.revision` names. The stable one is what last came
+to be served everywhere. They differ while an update goes out; a trial or a rollback says who of the
+engines gets which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lorafleet_operator import canary
+from lorafleet_operator.api.conditions import Reason
+from lorafleet_operator.api.names import short
+from lorafleet_operator.api.v1alpha1 import CanaryStatus, Revision, RolledBack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from lorafleet_operator.facts import Facts
+    from lorafleet_operator.world import EngineView
+
+TRIES: Final = 3
+"""Refusals that may pass after which an update is given up, and a new adapter tried elsewhere."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the engines of an adapter should come to serve."""
+
+    newest: str = ""
+    """Fingerprint of the content that is wanted everywhere in the end, "" while nobody knows it."""
+    stable: Revision | None = None
+    trial: CanaryStatus | None = None
+    """The newest content's trial, also after its end, until all engines have followed."""
+    trying: frozenset[str] | None = None
+    """UIDs of the engines that try the newest content; None: it is for all of them."""
+    given_up: RolledBack | None = None
+    """Why the newest content is not wanted after all."""
+
+    @property
+    def main(self) -> str:
+        """Fingerprint of what the engines serve that try nothing."""
+        if self.stable is not None and (self.given_up is not None or self.trying is not None):
+            return self.stable.fingerprint
+        return self.newest
+
+    def content_for(self, uid: str) -> str:
+        """Return the fingerprint of what the engine of that pod should serve."""
+        if self.given_up is None and self.trying is not None and uid in self.trying:
+            return self.newest
+        return self.main
+
+
+def chart(facts: Facts, now: datetime) -> Course:
+    """Return the course of the pass, from what it has found so far."""
+    newest, stable = facts.fingerprint, stable_revision(facts)
+    if not newest or facts.pinned or stable is None or _same(facts, newest, stable.fingerprint):
+        return Course(newest, stable)
+    given_up = facts.given_up or _given_up(facts) or _give_up(facts, stable, now)
+    if given_up is not None:
+        return Course(newest, stable, given_up=given_up)
+    spec, before = facts.adapter.spec.rollout.canary, facts.adapter.status.canary
+    if before is not None and before.fingerprint != newest:
+        before = None
+    if spec is None or (before is not None and before.promoted):
+        return Course(newest, stable, trial=before if spec is not None else None)
+    candidates = _candidates(facts, newest)
+    trying = canary.choose(candidates, spec.engines_of(len(candidates)))
+    trial = canary.watch(
+        spec,
+        Revision(digest=digest_of(facts.engines, newest), fingerprint=newest),
+        before,
+        [each for each in candidates if each.engine in trying],
+        now,
+    )
+    if text := canary.failure(spec, trial):
+        given_up = _rolled_back(facts, stable, Reason.ERROR_RATE, text, now)
+        if given_up is not None:
+            return Course(newest, stable, given_up=given_up)
+    return Course(newest, stable, trial, None if trial.promoted else trying)
+
+
+def stable_revision(facts: Facts) -> Revision | None:
+    """Return what last came to be served everywhere: by the status, else what most engines serve."""
+    stable = facts.adapter.status.stable
+    if stable is not None and stable.fingerprint:
+        return stable
+    name = facts.adapter.served_name
+    served = Counter(
+        staged.fingerprint
+        for view in facts.engines
+        for entry in view.loaded(facts.key)
+        if entry.published
+        and entry.served_name == name
+        and (staged := view.staged(entry.digest)) is not None
+    )
+    if not served:
+        return None
+    fingerprint = min(served, key=lambda each: (-served[each], each))
+    return Revision(digest=digest_of(facts.engines, fingerprint), fingerprint=fingerprint)
+
+
+def digest_of(engines: Iterable[EngineView], fingerprint: str) -> str:
+    """Return the digest that most engines know the content by, "" if none does.
+
+    Engines of one dtype agree; a pool of two dtypes has two digests for one source.
+    """
+    found = Counter(digest for view in engines if (digest := view.digest_of(fingerprint)))
+    return min(found, key=lambda each: (-found[each], each), default="")
+
+
+def fingerprint_of(engines: Iterable[EngineView], digest: str) -> str:
+    """Return the fingerprint that a staged revision has, "" if it is staged nowhere."""
+    for view in engines:
+        staged = view.staged(digest)
+        if staged is not None:
+            return staged.fingerprint
+    return ""
+
+
+def own_revisions(facts: Facts) -> list[str]:
+    """Return the digests that `spec.revision` may name, newest first."""
+    status = facts.adapter.status
+    stable = status.stable.digest if status.stable is not None else ""
+    found = dict.fromkeys([status.digest, stable, *status.history])
+    return [each for each in found if each]
+
+
+def history(facts: Facts, digest: str, given_up: RolledBack | None) -> list[str]:
+    """Return earlier revisions that are still staged somewhere, newest first.
+
+    What was given up is none of them.
+    """
+    old = facts.adapter.status
+    earlier = [old.digest, *old.history] if old.digest != digest else old.history
+    bad = given_up.digest if given_up is not None else ""
+    kept = [each for each in dict.fromkeys(earlier) if each and each not in (digest, bad)]
+    kept = [each for each in kept if any(view.staged(each) for view in facts.engines)]
+    return kept[: facts.adapter.spec.revision_history_limit]
+
+
+def earlier(facts: Facts, course: Course) -> list[Revision]:
+    """Return what engines keep staged for a rollback: the history, and until an update is over also
+    what it replaces, whatever the limit says."""
+    digest = digest_of(facts.engines, course.main) or facts.adapter.status.digest
+    found = [
+        Revision(digest=each, fingerprint=fingerprint_of(facts.engines, each))
+        for each in history(facts, digest, course.given_up)
+    ]
+    if course.stable is not None and course.stable.fingerprint != course.newest:
+        found.append(course.stable)
+    return found
+
+
+def to_keep(view: EngineView, revisions: Iterable[Revision], serving: str) -> set[str]:
+    """Return the digests of `revisions` on this engine, but for `serving`, which it keeps anyway."""
+    found = {
+        each.digest if view.staged(each.digest) else view.digest_of(each.fingerprint)
+        for each in revisions
+    }
+    return found - {"", serving}
+
+
+def kept(view: EngineView, adapter: str, keep: set[str]) -> set[str]:
+    """Return which revisions of the adapter, or of `keep`, the engine keeps for a rollback."""
+    staged = view.inventory.staged if view.inventory is not None else ()
+    return {
+        each.digest
+        for each in staged
+        if each.kept and (each.adapter == adapter or each.digest in keep)
+    }
+
+
+def updated(facts: Facts, newest: str) -> int:
+    """Return how many of the adapter's engines are known to serve the newest content."""
+    return sum(each.serves and each.well for each in _candidates(facts, newest))
+
+
+def _candidates(facts: Facts, newest: str) -> list[canary.Candidate]:
+    marked = {each.pod_name for each in facts.adapter.status.engines if each.canary}
+    found = []
+    for view in facts.engines:
+        if not facts.is_desired(view):
+            continue
+        digest = view.digest_of(newest)
+        loaded = [
+            entry
+            for entry in view.loaded(facts.key)
+            if digest and entry.digest == digest and entry.served_name == facts.adapter.served_name
+        ]
+        found.append(
+            canary.Candidate(
+                engine=view.uid,
+                serves=any(entry.published for entry in loaded),
+                loaded=bool(loaded),
+                marked=view.pod.name in marked,
+                well=view.takes_orders,
+                requests=sum(entry.requests for entry in loaded),
+                errors=sum(entry.errors for entry in loaded),
+            )
+        )
+    return found
+
+
+def _same(facts: Facts, one: str, other: str) -> bool:
+    """Return whether two fingerprints stand for one content, as far as any engine knows."""
+    return one == other or any(
+        digest and digest == view.digest_of(other)
+        for view in facts.engines
+        if (digest := view.digest_of(one))
+    )
+
+
+def _given_up(facts: Facts) -> RolledBack | None:
+    """Return what the status says of this content under this spec."""
+    known = facts.adapter.status.rolled_back
+    if known is None or known.fingerprint != facts.fingerprint:
+        return None
+    return known if known.generation == facts.adapter.metadata.generation else None
+
+
+def _give_up(facts: Facts, stable: Revision, now: datetime) -> RolledBack | None:
+    """Return why the update cannot go on, None if it can: what engines said in this pass."""
+    refused = {uid: (count, error) for uid, (count, error) in facts.failures.items()}
+    moved = updated(facts, facts.fingerprint) > 0
+    for uid, error in facts.refusals.items():
+        if moved and uid in facts.troubles:
+            refused[uid] = (TRIES, error)
+    for uid, (count, error) in sorted(refused.items()):
+        if count >= TRIES:
+            text = f"engine {facts.view(uid).pod.name}: {error}"
+            return _rolled_back(facts, stable, error.reason, text, now)
+    return None
+
+
+def _rolled_back(
+    facts: Facts, stable: Revision, reason: str, text: str, now: datetime
+) -> RolledBack | None:
+    """Return the note of a rollback, None if there is nothing that one could go back to."""
+    back = digest_of(facts.engines, stable.fingerprint)
+    if not back:
+        return None
+    digest = digest_of(facts.engines, facts.fingerprint)
+    return RolledBack(
+        digest=digest,
+        fingerprint=facts.fingerprint,
+        generation=facts.adapter.metadata.generation,
+        reason=reason,
+        message=f"{short(digest) or 'the content'} was given up, {short(back)} is served: {text}",
+        time=now.replace(microsecond=0),
+    )

@@ -1,0 +1,46 @@
+"""What a fake engine is told beforehand, and what it keeps of each revision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Behaviour:
+    """How the engine is set up and which misfortunes await it."""
+
+    plugin: bool = True
+    compat: str = "ok"
+    lora_enabled: bool = True
+    api_servers: int = 1
+    api_key: str = ""
+    runtime_updates: bool = True
+    max_loras: int = 2
+    max_cpu_loras: int = 3
+    workers: int = 1
+    load_seconds: float = 0.0
+    refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
+    wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
+    deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
+    unlisted: set[str] = field(default_factory=set)  # names that /v1/models leaves out
+    die_at: tuple[str, str] | None = None  # ("before" | "after", path): the engine dies there
+    mute: set[str] = field(default_factory=set)  # digests that answer no probe
+    failing: set[str] = field(default_factory=set)  # digests whose requests by clients fail
+    profile: dict[str, Any] = field(default_factory=dict)  # fields beside the usual profile's
+
+
+@dataclass
+class Revision:
+    """One loaded LoRA id."""
+
+    lora_int_id: int
+    served_name: str
+    digest: str
+    path: str
+    in_flight: int = 0
+    pinned: bool = False
+    verified: bool = False
+    requests: int = 0
+    errors: int = 0
+    aborted: bool = False
