@@ -346,10 +346,7 @@ class Control:
         return {"ending": True}
 
     async def abort(self, lora_int_id: int) -> dict[str, Any]:
-        """End what runs on a revision that is not served: clients get what there is of their answer.
-
-        What is only on its way to the engine goes on: ask again until nothing is in flight.
-        """
+        """End what the engine runs on an unserved revision: clients get what there is of an answer."""
         self._check_live()
         if lora_int_id not in self._loaded:
             return {"aborted": 0}
