@@ -40,6 +40,16 @@ class Links(dict[str, Link]):
         return list(self.values())
 
 
+class Sleeper:
+    """What a wake-up wakes."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    def wake(self, *, news: bool = False) -> None:
+        self.woken.set()
+
+
 @dataclass
 class KnownFleet:
     """As much of the operator's fleet as observing and placing needs."""

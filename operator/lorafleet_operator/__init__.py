@@ -8,8 +8,8 @@ facts       what a pass knows; observe, resolve, place and orders are its steps
 report      what a pass says: conditions and status; pure
 pool_pass   one pass over a pool: its status, and adapters that nobody owns
 deletion    an adapter's way out
-passes      a pass and what is written of it; loops says when the next one runs
-handlers    all that the framework calls; wake and fleet are what it calls with
+passes      a pass and what is written of it; rounds says when the next one runs
+handlers    all that the framework calls; watched takes in what its watches bring
 world       pods, pools, adapters and engines as the watches and links have brought them
 memory      caches of what can be found out again
 

@@ -12,6 +12,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.bodies import Bodies
 from lorafleet_operator.cluster.owned import Owned
 from lorafleet_operator.cluster.writes import StatusWriter
 from lorafleet_operator.holders import Holders
@@ -45,7 +46,10 @@ class Fleet:
         self.settings = settings
         self.world = world
         self.api = api
-        self.writer = StatusWriter(api)
+        self.bodies = Bodies()
+        self.writer = StatusWriter(api, self.bodies)
+        self.released: set[str] = set()
+        """UIDs of deleted adapters that were unloaded and let go."""
         self.memory = Memory()
         self.holders = Holders()
         self.wakeups = Wakeups()
@@ -53,7 +57,6 @@ class Fleet:
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
         self._endpoints: dict[str, Endpoint] = {}  # of reachable pods of pools, by UID
         self._living: set[str] = set()  # UIDs of reachable pods of our pools, and of no pool
-        self._linked = False
         self.seen = Seen()
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
@@ -98,16 +101,15 @@ class Fleet:
 
     def sync_links(self) -> None:
         """Open and close connections so that every reachable pod of every pool has one."""
-        self._linked = True
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         self.paces.forget(living_pools)
         for planner in self._planners.values():
             planner.stale = True
+        self._pods = {pod.uid: pod for pods in self.world.pods.values() for pod in pods}
         self._endpoints, self._living = {}, set()
-        for pods in self.world.pods.values():
-            for pod in pods:
-                self._reach(pod)
+        for pod in self._pods.values():
+            self._reach(pod)
         self.connect(self._endpoints.values(), self._living)
         self.holders.keep({link.endpoint.uid for link in self.links.all()})
 
@@ -115,11 +117,6 @@ class Fleet:
         """Open and close connections so that they match `wanted`; see `Links.sync`."""
         self.links.sync(wanted, living)
         self.fresh = [link for link in self.links.all() if not link.tried.is_set()]
-
-    def open_links(self) -> None:
-        """Open the connections, unless that was done: the first pass may run before any event."""
-        if not self._linked:
-            self.sync_links()
 
     def _reach(self, pod: EnginePod) -> bool:
         """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
@@ -162,10 +159,7 @@ class Fleet:
             self.wakeups.wake(key)
 
     def pod_changed(self, pod: EnginePod, *, gone: bool) -> None:
-        """Follow a pod: connections, and passes for whom it concerns, if what we read of it changed.
-
-        Costs as much as one pod does: after a start there is an event for each.
-        """
+        """Follow a pod: connections, and passes for whom it concerns, if what we read of it changed."""
         before = self._pods.pop(pod.uid, None)
         if gone:
             self.pods.pop(pod.uid, None)
@@ -178,7 +172,6 @@ class Fleet:
             if before is not None and replace(before, warm=pod.warm) == pod:
                 self._wake_owners(pod)  # what we said ourselves concerns no adapter
                 return
-        self.open_links()
         if self._reach(replace(pod, running=False) if gone else pod):
             self.connect(self._endpoints.values(), self._living)
         if gone:
@@ -212,6 +205,13 @@ class Fleet:
             planner.note(known)
         for other in planner.claimants(known.served_name):
             self.wakeups.wake(other)
+
+    def forget_adapter(self, uid: str, key: str) -> None:
+        """Forget an adapter that is gone and of which nothing is left."""
+        self.released.discard(uid)
+        self.bodies.drop(uid)
+        self.memory.forget(uid)
+        self.secrets.follow(key, None)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -11,14 +12,16 @@ from lorafleet_operator import metrics
 from lorafleet_operator.api import names
 from lorafleet_operator.api.meta import Condition
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.cluster import finalizer
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
-from lorafleet_operator.resolve import Turn
+from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.route import withdraw
+from lorafleet_operator.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,28 +30,50 @@ if TYPE_CHECKING:
     from lorafleet_operator.report import Report
 
 _LOG: Final = logging.getLogger(__name__)
-_DELETION_POLL_SECONDS: Final = 2.0
+_DELETION_GOES_ON: Final = Outcome(well=True, interval=2.0)
 _TRIAL_LOOKS: Final = 20
 """How often the figures of a revision on trial are looked at: each look may be a write."""
 _TRIAL_SECONDS: Final = (0.5, 15.0)
 """Least and most seconds between two of them."""
 
 
-async def adapter_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
-    """Reconcile an adapter and write its status; return False if it should be tried again soon."""
+async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
+    """Look at one adapter as it is now: reconcile it, or let it go. `place`: see Rounds."""
+    body = fleet.bodies.get(uid)
+    if body is None:
+        return None
+    if fleet.world.gone(uid) or body["metadata"].get("deletionTimestamp"):
+        try:
+            return await deletion_pass(body, fleet)
+        except Exception as error:
+            # Tried again soon however often it fails: an object that cannot go blocks others.
+            metrics.RECONCILE_ERRORS.labels(type(error).__name__).inc()
+            _LOG.exception("%s: the deletion failed", body["metadata"]["name"])
+            return _DELETION_GOES_ON
     turn = Turn(fleet.sources)
-    metadata = body["metadata"]
     try:
-        if not fleet.memory.knows(metadata["uid"], metadata["generation"]):
+        if not fleet.memory.knows(uid, body["metadata"]["generation"]):
             # Its source will be read: thousands that wait for that should hold nothing meanwhile.
+            del body
+            place.give_back()
             await turn.take()
-        return await _pass_with(turn, body, fleet)
+            body = fleet.bodies.get(uid)
+        if body is None or fleet.world.gone(uid):
+            return Outcome(well=True, interval=0.0)
+        if not finalizer.is_held(body):
+            fleet.bodies.answered(await finalizer.hold(fleet.api, names.ADAPTER_PLURAL, body))
+            body = fleet.bodies.newest(body)
+        well = await _reconciled(turn, body, fleet)
+    except finalizer.Overtaken:
+        return Outcome(well=False, interval=0.0)
     finally:
         turn.give_back()
+    return Outcome(well, adapter_interval(fleet.bodies.newest(body), fleet))
 
 
-async def _pass_with(turn: Turn, body: Mapping[str, Any], fleet: Fleet) -> bool:
-    adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
+async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
+    """Reconcile the adapter and write its status; return False if it should be tried again soon."""
+    adapter = LoRAAdapter.model_validate(body)
     publish = partial(_publish, body, fleet)
     with metrics.RECONCILE_SECONDS.labels(names.ADAPTER_KIND).time():
         created = body["metadata"]["creationTimestamp"]
@@ -75,9 +100,10 @@ async def _pass_with(turn: Turn, body: Mapping[str, Any], fleet: Fleet) -> bool:
     return not result.retry
 
 
-async def _publish(body: Mapping[str, Any], fleet: Fleet, result: Report) -> None:
+async def _publish(body: dict[str, Any], fleet: Fleet, result: Report) -> None:
     """Write the status, and post Events about what has changed in it."""
-    before = fleet.writer.newest(body)
+    body = fleet.bodies.newest(body)
+    before = body.get("status") or {}
     if await fleet.writer.write(names.ADAPTER_KIND, body, result.status.to_api()):
         await _tell(names.ADAPTER_KIND, body, fleet, before, result.status.conditions)
 
@@ -109,61 +135,86 @@ async def _tell(
         )
 
 
-async def pool_pass(body: Mapping[str, Any], fleet: Fleet) -> bool:
+async def pool_round(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
+    """Look at one pool as it is now; see Rounds."""
+    body = fleet.bodies.get(uid)
+    if body is None or fleet.world.gone(uid):
+        fleet.bodies.drop(uid)
+        return None
+    if finalizer.is_held(body):  # earlier versions put it on pools too
+        with suppress(finalizer.Overtaken):
+            await finalizer.release(fleet.api, names.POOL_PLURAL, body)
+    return Outcome(await pool_pass(body, fleet), fleet.settings.resync_seconds)
+
+
+async def pool_pass(body: dict[str, Any], fleet: Fleet) -> bool:
     """Reconcile a pool and write its status."""
-    pool = EnginePool.model_validate(fleet.writer.current(body))
+    body = fleet.bodies.newest(body)
+    pool = EnginePool.model_validate(body)
     with metrics.RECONCILE_SECONDS.labels(names.POOL_KIND).time():
         status = await reconcile_pool(pool, fleet)
-    before = fleet.writer.newest(body)
+    before = fleet.bodies.newest(body).get("status") or {}
     if await fleet.writer.write(names.POOL_KIND, body, status.to_api()):
         await _tell(names.POOL_KIND, body, fleet, before, status.conditions)
     return True
 
 
-async def delete_adapter(body: Mapping[str, Any], fleet: Fleet) -> bool:
-    """Unload a deleted adapter everywhere; returns when the object may go.
+async def deletion_pass(body: dict[str, Any], fleet: Fleet) -> Outcome | None:
+    """Unload a deleted adapter everywhere, then let it go.
 
     Engines that do not answer within the deletion timeout are left to the pool's next pass that
-    reaches them. If the object is gone already, what a namesake has by now is not touched.
+    reaches them. An object that is gone before it was let go had no finalizer of ours, or lost it
+    to a person: what it left is unloaded, unless that is a namesake's by now.
     """
-    adapter = LoRAAdapter.model_validate(fleet.writer.current(body))
-    namespace = adapter.metadata.namespace
-
-    def succeeded() -> bool:
-        existing = fleet.world.existing.get(namespace) or ()
-        return fleet.world.gone(adapter.metadata.uid) and adapter.key in existing
-
-    await withdraw(adapter, fleet)
-    with fleet.wakeups.loop(adapter.key) as flag:
-        while not succeeded() and (waiting := await let_go(adapter, fleet)):
+    adapter = LoRAAdapter.model_validate(body)
+    uid, namespace = adapter.metadata.uid, adapter.metadata.namespace
+    gone = fleet.world.gone(uid)
+    existing = fleet.world.existing.get(namespace) or ()
+    succeeded = gone and adapter.key in existing
+    late = ""
+    if uid not in fleet.released and not succeeded:
+        await withdraw(adapter, fleet)
+        if waiting := await let_go(adapter, fleet):
             limit = fleet.settings.deletion_timeout_seconds
-            if waiting.overdue(adapter, limit, datetime.now(UTC)):
-                text = f"{waiting}: deleted before it was unloaded there"
-                _LOG.warning("%s: %s", adapter.key, text)
-                await post_event(
-                    fleet.api,
-                    names.ADAPTER_KIND,
-                    body,
-                    type_="Warning",
-                    reason="ForcedCleanup",
-                    message=text,
-                )
-                break
-            await flag.wait(_DELETION_POLL_SECONDS)
-    crash_at("unloaded")
-    fleet.memory.forget(adapter.metadata.uid)
-    fleet.secrets.follow(adapter.key, None)
-    fleet.writer.forget(adapter.metadata.uid)
-    if not succeeded():
+            if not waiting.overdue(adapter, limit, datetime.now(UTC)):
+                return _DELETION_GOES_ON
+            late = f"{waiting}: deleted before it was unloaded there"
+        crash_at("unloaded")
+    if not gone:
+        fleet.released.add(uid)  # before the request: its answer and the watch race
+        try:
+            if finalizer.is_held(body):
+                answer = await finalizer.release(fleet.api, names.ADAPTER_PLURAL, body)
+                fleet.bodies.answered(answer)
+        except finalizer.Overtaken:
+            fleet.released.discard(uid)
+            return _DELETION_GOES_ON
+        except Exception:
+            fleet.released.discard(uid)
+            raise
+    if late:
+        _LOG.warning("%s: %s", adapter.key, late)
+        await post_event(
+            fleet.api,
+            names.ADAPTER_KIND,
+            body,
+            type_="Warning",
+            reason="ForcedCleanup",
+            message=late,
+        )
+    if not fleet.world.gone(uid):
+        return Outcome(well=True, interval=fleet.settings.resync_seconds)  # others hold it still
+    fleet.forget_adapter(uid, adapter.key)
+    if not succeeded:
         metrics.ADAPTERS.forget(namespace, adapter.metadata.name)
-    return True
+    return None
 
 
 def adapter_interval(body: Mapping[str, Any], fleet: Fleet) -> float:
     """Return the seconds to the next pass over an adapter that nothing wakes."""
     poll = ((body.get("spec") or {}).get("source") or {}).get("pollIntervalSeconds") or 0
     resync = fleet.settings.resync_seconds
-    if fleet.writer.newest(body).get("canary"):
+    if (body.get("status") or {}).get("canary"):
         trial = ((body.get("spec") or {}).get("rollout") or {}).get("canary") or {}
         resync = min(resync, max(_TRIAL_SECONDS[0], trial.get("holdSeconds", 0) / _TRIAL_LOOKS))
         resync = min(resync, _TRIAL_SECONDS[1])

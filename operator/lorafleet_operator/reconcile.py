@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
-    from lorafleet_operator.resolve import Turn
+    from lorafleet_operator.turn import Turn
 
 
 async def reconcile(

@@ -21,6 +21,7 @@ from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.memory import Look, Verdict
 from lorafleet_operator.revisions import fingerprint_of, own_revisions
 from lorafleet_operator.sources.registry import open_source
+from lorafleet_operator.turn import Turn
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,25 +35,6 @@ if TYPE_CHECKING:
 
 ARENA_ALIGNMENT = 2 << 20
 """Extents of the arena are multiples of this; placement counts what will be taken."""
-
-
-class Turn:
-    """One of the places for passes whose source is open; taken at most once."""
-
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-        self._taken = False
-
-    async def take(self) -> None:
-        """Wait for a place, unless this is one."""
-        if not self._taken:
-            self._taken = await self._places.acquire()
-
-    def give_back(self) -> None:
-        """Leave the place to others."""
-        if self._taken:
-            self._taken = False
-            self._places.release()
 
 
 class SourceReader:

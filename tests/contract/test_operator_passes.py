@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from known_fleet import Sleeper
 from lorafleet_operator import metrics
 from lorafleet_operator.api.v1alpha1 import DropUnmatched
 from lorafleet_operator.deletion import let_go
@@ -139,10 +140,11 @@ async def test_a_more_important_adapter_takes_a_place_and_gives_it_back_when_it_
         op.fleet.world.pools["team-a"][:] = [pool(maxAdaptersPerEngine=1)]  # type: ignore[index]
         low = await op.apply(op.adapter("low"))
         assert ready(low)[0] == "True"
-        with op.fleet.wakeups.loop(low.key) as woken:
-            high = await op.apply(op.adapter("high", "d02-all-fp32", priority=1))
-            async with asyncio.timeout(10):
-                await woken.wait(60)
+        woken = Sleeper()
+        op.fleet.wakeups.add(low.key, woken)
+        high = await op.apply(op.adapter("high", "d02-all-fp32", priority=1))
+        async with asyncio.timeout(10):
+            await woken.woken.wait()
         assert ready(high)[0] == "True"
         low = await op.apply(low)
         assert ready(low) == (

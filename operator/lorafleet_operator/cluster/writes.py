@@ -17,6 +17,7 @@ from lorafleet_operator.api import names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lorafleet_operator.cluster.bodies import Bodies
     from lorafleet_operator.cluster.reads import EnginePod
 
 _LOG: Final = logging.getLogger(__name__)
@@ -30,36 +31,19 @@ _KINDS: Final = {
 
 
 class StatusWriter:
-    """Writes the status of adapters and pools, and remembers the newest answer of each.
+    """Writes the status of adapters and pools; the answers go to where the newest bodies are."""
 
-    The watch brings a change back a moment after it was written; until then the answer to the
-    patch is the newest state, and computing from it keeps transition times and Events right.
-    """
-
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(self, api: client.ApiClient, bodies: Bodies) -> None:
         self._custom = client.CustomObjectsApi(api)
-        self._newest: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._bodies = bodies
 
-    def newest(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the newest known status of the object that the watch gave as `body`."""
-        metadata = body["metadata"]
-        written = self._newest.get(metadata["uid"])
-        if written is not None and written[0] > int(metadata["resourceVersion"]):
-            return written[1]
-        self._newest.pop(metadata["uid"], None)
-        return dict(body.get("status") or {})
-
-    def current(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object that the watch gave as `body`, with its newest status."""
-        return {**body, "status": self.newest(body)}
-
-    async def write(self, kind: str, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    async def write(self, kind: str, body: dict[str, Any], status: Mapping[str, Any]) -> bool:
         """Make `status` the object's; return whether that took a request.
 
         An object that is gone by now counts as written.
         """
         metadata = body["metadata"]
-        patch = merge_patch(self.newest(body), status)
+        patch = merge_patch(self._bodies.newest(body).get("status") or {}, status)
         if not patch:
             return False
         try:
@@ -76,15 +60,8 @@ class StatusWriter:
             if error.status in (404, 409):  # gone, or another object of that name by now
                 return False
             raise
-        self._newest[metadata["uid"]] = (
-            int(answer["metadata"]["resourceVersion"]),
-            answer.get("status") or {},
-        )
+        self._bodies.answered(answer)
         return True
-
-    def forget(self, uid: str) -> None:
-        """Drop what is remembered of an object that is gone."""
-        self._newest.pop(uid, None)
 
 
 async def set_warm(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from known_fleet import Sleeper
 from kubernetes.aio.client import ApiClient
 from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.placement import EngineSnapshot
@@ -55,10 +56,13 @@ async def fleet_of(*adapters: Any) -> AsyncIterator[Fleet]:
 
 async def woken(fleet: Fleet, names: list[str], news: Any) -> set[str]:
     """Return which of the loops `news()` wakes."""
-    with ExitStack() as stack:
-        flags = {name: stack.enter_context(fleet.wakeups.loop(name)) for name in names}
-        news()
-        return {name for name, flag in flags.items() if flag._event.is_set()}
+    sleepers = {name: Sleeper() for name in names}
+    for name, sleeper in sleepers.items():
+        fleet.wakeups.add(name, sleeper)
+    news()
+    for name, sleeper in sleepers.items():
+        fleet.wakeups.remove(name, sleeper)
+    return {name for name, sleeper in sleepers.items() if sleeper.woken.is_set()}
 
 
 async def test_news_of_an_engine_wakes_who_is_there_who_wants_every_engine_and_who_has_too_few() -> (
