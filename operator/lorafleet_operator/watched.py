@@ -175,9 +175,12 @@ class Watched:
                 self._fleet.sync_links()
                 self._fleet.wake_pool(pool.key)
             return
-        self._existing.drop(uid)
+        key = self._existing.drop(uid)
         known = self._adapters.drop(uid)
-        self._adapter_rounds.cut(uid)
+        if uid in self._fleet.released and key is not None:
+            self._fleet.wakeups.wake(key, news=True)  # its last pass may have an Event to post yet
+        else:
+            self._adapter_rounds.cut(uid)
         if known is not None and self.complete:
             self._fleet.adapter_came_or_went(known, gone=True)
 
