@@ -1,11 +1,12 @@
 """One adapter for eight sidecars, each in a network namespace of its own behind a shaped link.
 
-    python bench/fleet/fanout.py [--engines 8] [--mib 32] [--mbit 100]
+    python bench/fleet/fanout.py [--engines 8] [--mib 32] [--mbit 100] [--chunk-kib 1024]
 
 Needs root, `ip` and `tc`. A bridge joins the namespaces; each link, the operator's too, carries
 --mbit in each direction (tc tbf). Prints how often each byte of the source was read and sent by the
 operator, and the time until the last engine had committed, beside that of a transfer to one engine:
-to all of them, with one killed in the middle, and filled by a neighbour. What it made it removes.
+to all of them, filled by a neighbour, and with the first, a middle and the last of the chain killed,
+frozen (SIGSTOP) or cut off the network when half of it is sent. What it made it removes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
     from staging_builders import SourceAdapter
 
-CHUNK = 1 << 20
+FAULTS = ("kill", "freeze", "cut")
 LIMITS = Limits(window_chunks=16, stall_seconds=60, commit_seconds=120)
 
 
@@ -78,9 +81,11 @@ class Engines:
     def __init__(self, root: Path, layers: int) -> None:
         self.targets: dict[str, Target] = {}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self._places: dict[str, tuple[str, str]] = {}
         self._root, self._layers = root, layers
 
     async def start(self, uid: str, namespace: str, address: str) -> None:
+        self._places[uid] = namespace, address
         process = await asyncio.create_subprocess_exec(
             "ip", "netns", "exec", namespace, sys.executable, str(TESTS / "staging_server.py"),
             str(self._root / uid), str((self._layers * 4 + 16) << 20), "0",
@@ -92,6 +97,30 @@ class Engines:
         port = int(await asyncio.wait_for(process.stdout.readline(), 60))
         self.targets[uid] = Target(SidecarClient(address, port), kind="one profile")
 
+    def harm(self, fault: str, uid: str) -> None:
+        if fault == "cut":
+            self._link(uid, "down")
+        else:
+            end = signal.SIGKILL if fault == "kill" else signal.SIGSTOP
+            self.processes[uid].send_signal(end)
+
+    async def mend(self, fault: str, uid: str) -> None:
+        if fault == "cut":
+            self._link(uid, "up")
+        elif fault == "freeze":
+            self.processes[uid].send_signal(signal.SIGCONT)
+        else:
+            await self.processes[uid].wait()
+            await self.targets[uid].client.close()
+            place = list(self.targets)
+            await self.start(uid, *self._places[uid])
+            self.targets = {uid: self.targets[uid] for uid in place}
+
+    def _link(self, uid: str, state: str) -> None:
+        namespace, _ = self._places[uid]
+        device = namespace.replace("n", "i")
+        subprocess.run(f"ip -n {namespace} link set {device} {state}".split(), check=True)
+
     async def stop(self) -> None:
         for uid, process in self.processes.items():
             if uid in self.targets:
@@ -102,39 +131,48 @@ class Engines:
 
 
 async def send(
-    adapter: SourceAdapter, targets: dict[str, Target], at_half: Callable[[], None] = lambda: None
+    adapter: SourceAdapter,
+    targets: dict[str, Target],
+    chunk: int,
+    at_half: Callable[[], None] = lambda: None,
 ) -> tuple[set[str], float, float, float]:
     """Return the committed digests, how often bytes were read and sent, and the seconds."""
     read = sent = 0
-    cuts = adapter.cuts(CHUNK)
+    cuts = adapter.cuts(chunk)
 
     async def source(offset: int, length: int) -> bytes:
         nonlocal read
-        if read < len(adapter.data) // 2 <= read + length:
-            at_half()
         read += length
         return adapter.data[offset : offset + length]
 
     def count(amount: int) -> None:
         nonlocal sent
+        if sent < len(adapter.data) // 2 <= sent + amount:
+            at_half()
         sent += amount
 
     began = time.perf_counter()
-    results = await spread(Payload(adapter.manifest(CHUNK), cuts, source), targets, LIMITS, count)
+    results = await spread(Payload(adapter.manifest(chunk), cuts, source), targets, LIMITS, count)
     took = time.perf_counter() - began
     done = [result.digest for result in results.values() if isinstance(result, pb.StagedRevision)]
     print(f"    {len(done)} of {len(targets)} engines have it", flush=True)
     return set(done), read / len(adapter.data), sent / len(adapter.data), took
 
 
-async def measure(places: list[tuple[str, str]], root: Path, mib: int) -> None:
-    first, second, third = (source_adapter(seed, layers=mib, rank=64) for seed in range(3))
-    engines = Engines(root, mib)  # a layer of rank 64 and width 2048 has 1 MiB
+async def measure(places: list[tuple[str, str]], root: Path, wanted: argparse.Namespace) -> None:
+    mib, chunk = wanted.mib, wanted.chunk_kib << 10
+    seeds = iter(range(100))
+
+    def fresh() -> SourceAdapter:  # a layer of rank 64 and width 2048 has 1 MiB
+        return source_adapter(next(seeds), layers=mib, rank=64)
+
+    engines = Engines(root, mib)
     try:
         for number, (namespace, address) in enumerate(places):
             await engines.start(f"pod-{number}", namespace, address)
         head, *others = engines.targets
-        [digest], _, _, single = await send(first, {head: engines.targets[head]})
+        first = fresh()
+        [digest], _, _, single = await send(first, {head: engines.targets[head]}, chunk)
 
         def report(what: str, read: float, sent: float, took: float) -> None:
             print(
@@ -143,21 +181,27 @@ async def measure(places: list[tuple[str, str]], root: Path, mib: int) -> None:
                 flush=True,
             )
 
-        _, *figures = await send(second, engines.targets)
+        _, *figures = await send(fresh(), engines.targets, chunk)
         report("all engines", *figures)
 
         began = time.perf_counter()
         order = pb.SendAdapterRequest(
-            digest=digest, adapter=first.name, fingerprint=first.fingerprint, chunk_bytes=CHUNK
+            digest=digest, adapter=first.name, fingerprint=first.fingerprint, chunk_bytes=chunk
         )
         rest = {uid: engines.targets[uid] for uid in others}
         filled = await fill(order, engines.targets[head].client, rest, 120)
         assert all(isinstance(result, pb.StagedRevision) for result in filled.values()), filled
         report("filled by a neighbour", 0.0, 0.0, time.perf_counter() - began)
 
-        victim = engines.processes[others[len(others) // 2]]
-        _, *figures = await send(third, engines.targets, victim.kill)
-        report("one killed in the middle", *figures)
+        positions = {"first": head, "middle": others[len(others) // 2], "last": others[-1]}
+        for fault in wanted.faults.split(","):
+            for where, uid in positions.items():
+                adapter = fresh()
+                harm = partial(engines.harm, fault, uid)
+                _, *figures = await send(adapter, engines.targets, chunk, harm)
+                report(f"{fault}, {where}", *figures)
+                await engines.mend(fault, uid)
+                await send(adapter, engines.targets, chunk)  # all are well again
     finally:
         await engines.stop()
 
@@ -167,19 +211,21 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--mbit", type=int, default=100)
+    parser.add_argument("--chunk-kib", type=int, default=1024)
+    parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)  # the operator's namespace
     wanted = parser.parse_args()
     if wanted.inside:
         reuse_large_buffers()
         root = Path(tempfile.mkdtemp(prefix="lorafleet-fanout-", dir="/dev/shm"))
         try:
-            asyncio.run(measure(json.loads(wanted.inside), root, wanted.mib))
+            asyncio.run(measure(json.loads(wanted.inside), root, wanted))
         finally:
             shutil.rmtree(root)
         return
     with network(wanted.engines + 1, wanted.mbit) as (operator, *places):
         command = ["ip", "netns", "exec", operator[0], sys.executable, __file__]
-        command += ["--mib", str(wanted.mib), "--inside", json.dumps(places)]
+        command += [*sys.argv[1:], "--inside", json.dumps(places)]
         subprocess.run(command, check=True)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from lorafleet.errors import TransferInterrupted
+from lorafleet.pulse import QUIET_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ class Incoming:
         self._stall_seconds = stall_seconds
         self._read: asyncio.Task[bytes] | None = None
         self._heard_at = asyncio.get_running_loop().time()
+        self._longest = 0.0  # seconds between two messages so far
         self._hung_up = False
 
     async def next(self, progress: Callable[[], int] = lambda: 0) -> bytes:
@@ -53,6 +55,7 @@ class Incoming:
             seen = now
         if self._hung_up:
             raise TransferInterrupted("another stream has taken over from this silent one")
+        self._longest = max(self._longest, self._silence())
         self._heard_at = asyncio.get_running_loop().time()
         try:
             raw = self._read.result()
@@ -64,8 +67,11 @@ class Incoming:
         self._read = self._start()
         return raw
 
-    def silent_for(self) -> float:
-        """Return the seconds since the last message was taken."""
+    def is_silent(self) -> bool:
+        """Whether it has been silent for well longer than between any two messages before."""
+        return self._silence() > max(QUIET_SECONDS, 2 * self._longest)
+
+    def _silence(self) -> float:
         return asyncio.get_running_loop().time() - self._heard_at
 
     def hang_up(self) -> None:

@@ -41,6 +41,7 @@ class Reading:
     engine_deaths: int
     quarantined: int
     received_bytes: int
+    forwarded_bytes: int
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_received_bytes", "counter", (),
            "Tensor bytes received by this process and its receivers.",
            _one(lambda r: r.received_bytes)),
+    Series("lorafleet_sidecar_forwarded_bytes", "counter", (),
+           "Bytes that other sidecars of the pool took from this one: passed on in chains, or filled from its arena.",
+           _one(lambda r: r.forwarded_bytes)),
     Series("lorafleet_sidecar_engine_requests", "counter", ("operation", "outcome"),
            "Finished operations on the engine: load, unload, restore; outcome is ok or the reason.",
            lambda r: [(key, n) for key, n in sorted(r.operations.items())]),
@@ -207,6 +211,7 @@ class SidecarCollector(Collector):
             engine_deaths=agent.counters.engine_deaths,
             quarantined=sum(map(agent.desired.quarantined, agent.desired.deaths)),
             received_bytes=self._transfer.received_bytes,
+            forwarded_bytes=self._transfer.forwarded_bytes,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,17 @@ import grpc
 import grpc.aio
 from lorafleet import frames
 from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
+from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.grpc_errors import REASON_KEY
-from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE
+from lorafleet_sidecar.transfer_settings import HEALTH, MESSAGE_OPTIONS, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_OPTIONS = (
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *MESSAGE_OPTIONS,
     # A manifest carries the header of many tensors. A new pod may have the address of an old one.
     ("grpc.max_send_message_length", 128 << 20),
@@ -45,29 +46,18 @@ class Dialer:
         """Whether neighbours can be told from strangers (without TLS nobody can be)."""
         return self.tls_dir is None or bool(self.peer_name)
 
-    def channel(self, neighbour: pb.Neighbour, silence_seconds: float) -> grpc.aio.Channel:
-        """Return a channel with the certificates as they are now. Raises OSError.
-
-        A process that does not even answer pings for the given time counts as gone: it may be in
-        its commit, when nothing else is heard of it.
-        """
+    def channel(self, neighbour: pb.Neighbour) -> grpc.aio.Channel:
+        """Return a channel with the certificates as they are now. Raises OSError."""
         host = neighbour.host
         target = f"[{host}]:{neighbour.port}" if ":" in host else f"{host}:{neighbour.port}"
-        pings = int(silence_seconds * 1000)
-        options: tuple[tuple[str, int | str], ...] = (
-            *_OPTIONS,
-            ("grpc.keepalive_time_ms", pings),
-            ("grpc.keepalive_timeout_ms", pings),
-            ("grpc.http2.max_pings_without_data", 0),
-        )
         if self.tls_dir is None:
-            return grpc.aio.insecure_channel(target, options=options)
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
         names = ("ca.crt", "tls.key", "tls.crt")
         credentials = grpc.ssl_channel_credentials(
             *((self.tls_dir / n).read_bytes() for n in names)
         )
         override = (("grpc.ssl_target_name_override", self.peer_name),)
-        return grpc.aio.secure_channel(target, credentials, options=options + override)
+        return grpc.aio.secure_channel(target, credentials, options=_OPTIONS + override)
 
 
 class NeighbourCall:
@@ -78,9 +68,11 @@ class NeighbourCall:
         self._name = f"sidecar at {neighbour.host}:{neighbour.port}"
         self._stall_seconds = stall_seconds
         try:
-            self._channel = dialer.channel(neighbour, stall_seconds)
+            self._channel = dialer.channel(neighbour)
+            self._aside = dialer.channel(neighbour)
         except OSError as error:
             raise EngineUnreachable(f"{self._name}: no certificates: {error}") from None
+        self._pulse = Pulse(self._name, self._ask, stall_seconds)
         method: Any = self._channel.stream_stream(
             f"/{SERVICE}/StageAdapter",
             request_serializer=None,  # messages are passed on as they came
@@ -124,7 +116,9 @@ class NeighbourCall:
     async def close(self) -> None:
         """End the call, whatever its state."""
         self._call.cancel()
+        await self._pulse.stop()
         await self._channel.close(None)
+        await self._aside.close(None)
 
     async def _read(self) -> pb.StageAdapterResponse:
         answer = await self._call.read()
@@ -132,13 +126,19 @@ class NeighbourCall:
             raise await self._failure()
         return answer
 
-    @contextlib.asynccontextmanager
+    async def _ask(self) -> None:
+        aside: Any = self._aside
+        try:
+            await aside.unary_unary(HEALTH)(b"")
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise self._translate(error.code(), error.details(), None) from None
+
+    @asynccontextmanager
     async def _within(self, seconds: float, what: str) -> Any:
         try:
-            async with asyncio.timeout(seconds):
+            async with self._pulse.within(seconds, what):
                 yield
-        except TimeoutError:
-            raise EngineUnreachable(f"{self._name} did not {what} within {seconds:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(
                 error.code(), error.details(), error.trailing_metadata()

@@ -36,21 +36,14 @@ if TYPE_CHECKING:
 class Stagings:
     """All transfers of one store; belongs to the event loop's thread.
 
-    `ttl_seconds` is how long a broken transfer keeps its reservation for a resume;
-    `patience_seconds` is how long a neighbour's stream may be silent when another asks for its place.
+    `ttl_seconds` is how long a broken transfer keeps its reservation for a resume.
     """
 
     def __init__(
-        self,
-        store: RevisionStore,
-        *,
-        ttl_seconds: float = 900.0,
-        pod_uid: str = "",
-        patience_seconds: float = 5.0,
+        self, store: RevisionStore, *, ttl_seconds: float = 900.0, pod_uid: str = ""
     ) -> None:
         self.store = store
         self._pod_uid = pod_uid
-        self._patience = patience_seconds
         self.threads = ThreadPoolExecutor(32, thread_name_prefix="staging")
         self.hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
         self.received_bytes = 0  # payload by all streams and receivers since the start
@@ -112,7 +105,7 @@ class Stagings:
 
     def _hang_up(self, stream: Incoming | None) -> None:
         """End a neighbour's silent stream: the chain goes on without that neighbour."""
-        if stream is not None and stream.silent_for() > self._patience:
+        if stream is not None and stream.is_silent():
             stream.hang_up()
 
     def expire_later(self, entry: StagingEntry) -> None:

@@ -50,11 +50,7 @@ class TransferService:
         settings: TransferSettings,
     ) -> None:
         self.stagings = Stagings(
-            store,
-            ttl_seconds=settings.resume_seconds,
-            pod_uid=settings.pod_uid,
-            # Whoever gave up on the silent one has waited about twice as long for it.
-            patience_seconds=settings.forward_seconds / 2,
+            store, ttl_seconds=settings.resume_seconds, pod_uid=settings.pod_uid
         )
         self._passed_bytes = 0  # in transfers that came by
         self.receivers = ReceiverPool(store.volume, settings)

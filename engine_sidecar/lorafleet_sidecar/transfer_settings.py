@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 SERVICE = "lorafleet.v1alpha1.SidecarService"
 
+HEALTH = "/grpc.health.v1.Health/Check"
+
 MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 17 << 20),
     ("grpc.max_send_message_length", 17 << 20),
@@ -49,9 +51,10 @@ class TransferSettings:
     """Name that the certificates of the pool's sidecars carry: with TLS and without this name
     nothing is passed on to neighbours."""
 
-    forward_seconds: float = 10.0
-    """Seconds that one chunk may wait for a neighbour before the chain goes on without it.
-    Default 10: far below `stall_seconds`, so that a dead one costs the others no transfer."""
+    forward_seconds: float = 30.0
+    """Seconds that one chunk may wait for a neighbour that lives before the chain goes on without
+    it (one that is dead or frozen is known at once, `lorafleet.pulse`). Default 30: below
+    `stall_seconds`, so that it costs the others no transfer."""
 
     dial_seconds: float = 5.0
     """Seconds for a neighbour to answer a manifest; each one behind it adds as many. Default 5."""

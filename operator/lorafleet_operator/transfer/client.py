@@ -21,12 +21,13 @@ from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_operator import term
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
 REASON_KEY: Final = "lorafleet-reason"
 POD_KEY: Final = "lorafleet-pod-uid"
 SERVICE: Final = "/lorafleet.v1alpha1.SidecarService/"
+HEALTH: Final = "/grpc.health.v1.Health/Check"
 
 # A manifest carries a header of many tensors; a chunk is at most 16 MiB.
 _OPTIONS: Final = (
@@ -176,6 +177,10 @@ class SidecarClient:
         )
         return ByteStream(self, method(metadata=self._metadata))
 
+    def question(self) -> LifeQuestion:
+        """Return the question whether the sidecar lives, on a connection of its own."""
+        return LifeQuestion(self.address, lambda: open_channel(self.host, self.port, self._tls))
+
     async def close(self) -> None:
         """Close all connections; calls in progress end."""
         for channel in (self._channel, *self._stripes.values()):
@@ -238,6 +243,30 @@ class ByteStream:
             _reason(await self._call.trailing_metadata()),
             self._client.address,
         )
+
+
+class LifeQuestion:
+    """Asks whether the sidecar at `address` lives; every answer will do."""
+
+    def __init__(self, address: str, connect: Callable[[], Any]) -> None:
+        self._address = address
+        self._connect = connect
+        self._channel: Any = None  # few transfers take so long that anybody asks
+
+    async def ask(self) -> None:
+        """Return when it has answered. Raises EngineUnreachable if it cannot be reached."""
+        if self._channel is None:
+            self._channel = self._connect()
+        try:
+            await self._channel.unary_unary(HEALTH)(b"")
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise translate(error, self._address) from None
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._channel is not None:
+            await self._channel.close()
 
 
 def open_channel(host: str, port: int, tls: Tls | None) -> Any:

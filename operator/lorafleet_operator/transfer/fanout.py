@@ -51,6 +51,7 @@ async def spread(
     `payload.read` raises.
     """
     results: dict[str, pb.StagedRevision | LorafleetError] = {}
+    unsent: dict[int, bytes] = {}
     patience = _BUSY_TRIES
     while left := [uid for uid in targets if uid not in results]:
         chains = form_chains({uid: targets[uid] for uid in left}, payload, limits)
@@ -62,6 +63,7 @@ async def spread(
             behind={
                 chain[0]: [neighbour(uid, targets[uid]) for uid in chain[1:]] for chain in chains
             },
+            unsent=unsent,
         )
         heads = {chain[0] for chain in chains}
         if len(left) < len(targets) and patience:

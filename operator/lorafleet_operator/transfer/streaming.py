@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import google_crc32c
 from lorafleet.errors import LorafleetError, SourceChanged, TransferInterrupted, from_reason
 from lorafleet.frames import encode_chunk, encode_commit, encode_manifest, encode_staging_id
+from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -57,16 +58,20 @@ async def stage(
     limits: Limits,
     on_sent: Callable[[int], None] = lambda _: None,
     behind: Mapping[str, Sequence[pb.Neighbour]] | None = None,
+    unsent: dict[int, bytes] | None = None,
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Stage `payload` on all `engines`; return for each what it committed, or why it did not.
 
     An engine passes what it gets on to those `behind` it; what is known of these is returned too,
-    by pod UID. `on_sent` is called with the bytes of each chunk and engine. Raises what
-    `payload.read` raises: then the source is to blame and no engine.
+    by pod UID. `on_sent` is called with the bytes of each chunk and engine. `unsent` holds
+    what was read for an engine that failed, by index, at most a window of each: it is used here,
+    and what this attempt leaves is put there. Raises what `payload.read` raises: then the source is
+    to blame and no engine.
     """
     behind = behind or {}
+    unsent = {} if unsent is None else unsent
     lanes = {
-        key: _Lane(client, payload, limits, on_sent, behind.get(key, ()))
+        key: _Lane(client, payload, limits, on_sent, behind.get(key, ()), unsent)
         for key, client in engines.items()
     }
     try:
@@ -75,19 +80,20 @@ async def stage(
             for lane in lanes.values():
                 if lane.unfinished:
                     group.create_task(lane.send())
-            feed = group.create_task(_feed(payload, list(lanes.values()), limits))
+            feed = group.create_task(_feed(payload, list(lanes.values()), limits, unsent))
         if (error := feed.result()) is not None:
             raise error
     finally:
-        for lane in lanes.values():
-            lane.close()
+        await asyncio.gather(*(lane.close() for lane in lanes.values()))
     found = {key: lane.result() for key, lane in lanes.items()}
     for lane in lanes.values():
         found.update(lane.followers)
     return found
 
 
-async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Exception | None:
+async def _feed(
+    payload: Payload, lanes: list[_Lane], limits: Limits, unsent: dict[int, bytes]
+) -> Exception | None:
     """Hand the source's chunks to the lanes; return what broke the source.
 
     What was read by then still goes out, so that the next attempt need not send it again.
@@ -96,11 +102,11 @@ async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Excepti
     broke: Exception | None = None
     try:
         ahead = max(2, limits.window_chunks // 4)
-        async with aclosing(_messages(payload, wanted, ahead)) as messages:
+        async with aclosing(_messages(payload, wanted, ahead, unsent)) as messages:
             async for index, message in messages:
                 for lane in lanes:
                     if index in lane.missing and lane.unfinished:
-                        await lane.queue.put(message)
+                        await lane.queue.put((index, message))
                 if not any(lane.unfinished for lane in lanes):
                     break  # nobody is left to read for
         if payload.confirm is not None and any(lane.unfinished for lane in lanes):
@@ -115,7 +121,7 @@ async def _feed(payload: Payload, lanes: list[_Lane], limits: Limits) -> Excepti
 
 
 async def _messages(
-    payload: Payload, indexes: Sequence[int], ahead: int
+    payload: Payload, indexes: Sequence[int], ahead: int, unsent: dict[int, bytes]
 ) -> AsyncGenerator[tuple[int, bytes], None]:
     """Yield (index, encoded chunk) in order, reading up to `ahead` chunks at once."""
     reads: list[tuple[int, asyncio.Task[bytes]]] = []
@@ -123,7 +129,7 @@ async def _messages(
     try:
         while True:
             while len(reads) < ahead and (index := next(upcoming, None)) is not None:
-                reads.append((index, asyncio.create_task(_message(payload, index))))
+                reads.append((index, asyncio.create_task(_message(payload, index, unsent))))
             if not reads:
                 return
             index, task = reads.pop(0)
@@ -138,7 +144,9 @@ async def _messages(
         await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
 
 
-async def _message(payload: Payload, index: int) -> bytes:
+async def _message(payload: Payload, index: int, unsent: dict[int, bytes]) -> bytes:
+    if index in unsent:
+        return unsent.pop(index)
     offset, length = payload.plan[index]
     found = await payload.read(offset, length)
     data = found if isinstance(found, bytes) else bytes(found)
@@ -167,6 +175,7 @@ class _Lane:
         limits: Limits,
         on_sent: Callable[[int], None],
         behind: Sequence[pb.Neighbour],
+        unsent: dict[int, bytes],
     ) -> None:
         self.client = client
         self.followers: dict[str, pb.StagedRevision | LorafleetError] = {}
@@ -174,14 +183,18 @@ class _Lane:
         self.complete = True
         """Whether all chunks will come: without them there is nothing to commit."""
         self.missing: frozenset[int] = frozenset()
-        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(
+        self.queue: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(
             max(1, limits.window_chunks - limits.window_chunks // 4)
         )
         self._payload = payload
         self._behind = behind
+        self._unsent = unsent
         self._limits = limits
         self._on_sent = on_sent
         self._control = client.stage()
+        self._question = client.question()
+        name = f"sidecar at {client.address}"
+        self._pulse = Pulse(name, self._question.ask, limits.stall_seconds, TransferInterrupted)
         self._ports: tuple[int, ...] = ()
         self._staging_id = ""
         self._accepted = False
@@ -252,9 +265,11 @@ class _Lane:
             for _ in self._ports or (0,):
                 await self.queue.put(None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the control stream; harmless when it has ended."""
         self._control.cancel()
+        await self._pulse.stop()
+        await self._question.close()
 
     async def _stripe(self, port: int) -> None:
         stream = self.client.stripe(port)
@@ -270,13 +285,16 @@ class _Lane:
     async def _drain(self, stream: ByteStream) -> None:
         """Send until the end mark. An engine that is out still empties its queue: the feeder
         must never wait for it."""
-        while (message := await self.queue.get()) is not None:
+        while (item := await self.queue.get()) is not None:
+            index, message = item
             if self.unfinished and self._limits.pace is not None:
                 await self._limits.pace(len(message))
             if self.unfinished:
                 await self._attempt(stream.write(message), "take a chunk")
             if self.unfinished:
                 self._on_sent(len(message))
+            else:
+                self._unsent[index] = message
 
     async def _attempt(self, step: Awaitable[object], what: str) -> None:
         try:
@@ -285,11 +303,5 @@ class _Lane:
             self._outcome = self._outcome or error
 
     async def _timed(self, step: Awaitable[_T], what: str, seconds: float = 0.0) -> _T:
-        limit = seconds or self._limits.stall_seconds
-        try:
-            async with asyncio.timeout(limit):
-                return await step
-        except TimeoutError:
-            raise TransferInterrupted(
-                f"sidecar at {self.client.address} did not {what} within {limit:.0f} s"
-            ) from None
+        async with self._pulse.within(seconds or self._limits.stall_seconds, what):
+            return await step

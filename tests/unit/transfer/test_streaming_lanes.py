@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lorafleet import frames
-from lorafleet.errors import LorafleetError, SourceUnavailable, TransferInterrupted
+from lorafleet.errors import (
+    EngineUnreachable,
+    LorafleetError,
+    SourceUnavailable,
+    TransferInterrupted,
+)
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.streaming import Limits, Payload, stage
 
 CHUNKS, SIZE = 12, 8
 DATA = bytes(range(CHUNKS * SIZE))
 PLAN = [(i * SIZE, SIZE) for i in range(CHUNKS)]
-LIMITS = Limits(window_chunks=4, stall_seconds=0.2, commit_seconds=0.2)
+LIMITS = Limits(window_chunks=4, stall_seconds=0.15, commit_seconds=0.15)
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Engine:
     fails_after: int = 1 << 30
     stalls_after: int = 1 << 30
     fails_at_end: bool = False
+    dead: bool = False
     received: list[int] = field(default_factory=list)
     committed: bool = False
     address: str = "engine:7070"
@@ -37,6 +43,21 @@ class Engine:
 
     def stripe(self, port: int) -> Stream:
         return Stream(self, pb.SendChunksRequest)
+
+    def question(self) -> Question:
+        return Question(self.dead)
+
+
+@dataclass
+class Question:
+    dead: bool
+
+    async def ask(self) -> None:
+        if self.dead:
+            raise EngineUnreachable("connection refused")
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -81,7 +102,7 @@ class Stream:
 
 
 async def run(
-    *engines: Engine, broken_at: int = 1 << 30
+    *engines: Engine, broken_at: int = 1 << 30, limits: Limits = LIMITS
 ) -> tuple[dict[str, pb.StagedRevision | LorafleetError], list[int]]:
     reads: list[int] = []
 
@@ -93,7 +114,7 @@ async def run(
 
     payload = Payload(pb.AdapterManifest(adapter="team-a/sql"), PLAN, read)
     clients = {str(i): engine for i, engine in enumerate(engines)}
-    return await stage(payload, clients, LIMITS), reads  # type: ignore[arg-type]
+    return await stage(payload, clients, limits), reads  # type: ignore[arg-type]
 
 
 async def test_only_what_some_engine_lacks_is_read_and_each_gets_only_what_it_lacks() -> None:
@@ -115,6 +136,13 @@ async def test_an_engine_that_stalls_is_left_behind_with_a_clear_line() -> None:
     results, _ = await run(Engine(stalls_after=3), Engine())
     assert isinstance(results["0"], TransferInterrupted)
     assert "did not take a chunk within" in str(results["0"])
+    assert isinstance(results["1"], pb.StagedRevision)
+
+
+async def test_an_engine_that_is_dead_is_left_long_before_it_counts_as_slow() -> None:
+    patient = replace(LIMITS, stall_seconds=3600)
+    results, _ = await run(Engine(stalls_after=3, dead=True), Engine(), limits=patient)
+    assert str(results["0"]) == "connection refused"
     assert isinstance(results["1"], pb.StagedRevision)
 
 
