@@ -135,3 +135,13 @@ def right_answers(chain: RealChain, engine: str, contents: dict[str, Any]) -> di
     base = chain.tokens(engine, BASE, max_tokens=TOKENS)
     assert len({*answers.values(), base}) == len(answers) + 1, "two contents answer alike"
     return answers
+
+
+def digests_of(chain: RealChain, contents: dict[str, Any]) -> dict[str, str]:
+    """Return the digest of each content, as the operator states it."""
+    for name, files in contents.items():
+        chain.s3_adapter(name, files)
+    found = {name: str(chain.wait_ready(name)["digest"]) for name in contents}
+    for name in contents:
+        chain.wait_gone(name)
+    return found
