@@ -1,7 +1,7 @@
-"""What a pass says of the content itself: how it was rewritten, what of it is left out, and whether
-it changes nothing.
+"""What a pass says of the content itself: how it was rewritten, what of it is left out, whether
+it changes nothing, and which engines refuse it.
 
-None has a part in Ready: a rewritten adapter is as good as one that was canonical already, and
+No condition has a part in Ready: a rewritten adapter is as good as one that was canonical already, and
 one that changes nothing is served as it was written. Pure.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from lorafleet_operator.api.adapter import MAX_REFUSALS, MAX_REFUSING_PODS
 from lorafleet_operator.api.conditions import ConditionType, Reason
+from lorafleet_operator.api.v1alpha1 import EngineRefusal
 
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
@@ -74,3 +76,14 @@ def _identity(facts: Facts) -> Found | None:
 
 def _was_said(facts: Facts, type_: ConditionType) -> bool:
     return any(entry.type == type_ for entry in facts.adapter.status.conditions)
+
+
+def refusals(facts: Facts) -> list[EngineRefusal]:
+    """Return what engines say that refuse the content, the most frequent first."""
+    said: dict[str, list[str]] = {}
+    for pod, text in sorted(facts.placed.refused.items()) if facts.placed else ():
+        said.setdefault(" ".join(text.split())[:512], []).append(pod)
+    return [
+        EngineRefusal(message=text, engines=len(pods), pods=pods[:MAX_REFUSING_PODS])
+        for text, pods in sorted(said.items(), key=lambda item: (-len(item[1]), item[0]))
+    ][:MAX_REFUSALS]

@@ -8,7 +8,8 @@ status, so that a plan needs no connection to any engine.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import yaml
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from lorafleet_operator.api import names
 from lorafleet_operator.api.conditions import Reason
-from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, LoRAAdapter
+from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, LoRAAdapter, Tier
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.placement import (
     AdapterDemand,
@@ -74,7 +75,7 @@ def explain(files: Sequence[Path]) -> list[PoolExplanation]:
     pools = _parsed(documents, names.POOL_KIND, EnginePool)
     if not adapters:
         raise InvalidManifest("the files hold no LoRAAdapter")
-    wanted = {_pool_of(adapter) for adapter in adapters.values()}
+    wanted = {adapter.pool_key for adapter in adapters.values()}
     unknown = {key for key in wanted if key not in pools or not pools[key].status.engines}
     if unknown:
         found = asyncio.run(_from_cluster({key.partition("/")[0] for key in unknown}))
@@ -83,25 +84,34 @@ def explain(files: Sequence[Path]) -> list[PoolExplanation]:
     return [_explain_pool(key, pools.get(key), adapters.values()) for key in sorted(wanted)]
 
 
-def why(namespace: str, name: str) -> Explanation:
-    """Return why the adapter in the cluster is where it is. Raises InvalidManifest."""
-    found = asyncio.run(_from_cluster({namespace}))
+@dataclass(frozen=True)
+class Why:
+    """One adapter of the cluster, and why it is where it is."""
+
+    adapter: LoRAAdapter
+    pool: EnginePool | None
+    plan: Explanation | None
+    """None of an adapter that is being deleted: it is in no plan."""
+
+
+def why(found: Iterable[dict[str, Any]], key: str) -> Why:
+    """Return why the adapter `<namespace>/<name>` among the objects `found` is where it is.
+
+    Raises InvalidManifest if it is not among them.
+    """
+    found = list(found)
     adapters = _parsed(found, names.ADAPTER_KIND, LoRAAdapter)
-    adapter = adapters.get(f"{namespace}/{name}")
+    adapter = adapters.get(key)
     if adapter is None:
-        raise InvalidManifest(f"{names.ADAPTER_KIND} {namespace}/{name} does not exist")
-    pools = _parsed(found, names.POOL_KIND, EnginePool)
-    key = _pool_of(adapter)
-    result = _explain_pool(key, pools.get(key), adapters.values())
-    return next(each for each in result.adapters if each.adapter == adapter.key)
+        raise InvalidManifest(f"{names.ADAPTER_KIND} {key} does not exist")
+    pool = _parsed(found, names.POOL_KIND, EnginePool).get(adapter.pool_key)
+    result = _explain_pool(adapter.pool_key, pool, adapters.values())
+    plan = next((each for each in result.adapters if each.adapter == adapter.key), None)
+    return Why(adapter, pool, plan)
 
 
 def _indented(adapter: Explanation) -> str:
     return "\n".join(f"  {line}" for line in str(adapter).splitlines())
-
-
-def _pool_of(adapter: LoRAAdapter) -> str:
-    return f"{adapter.metadata.namespace}/{adapter.spec.pool_ref.name}"
 
 
 def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
@@ -117,26 +127,54 @@ def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
 def _explain_pool(
     key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdapter]
 ) -> PoolExplanation:
-    members = sorted((a for a in adapters if _pool_of(a) == key), key=lambda a: a.key)
+    members = sorted((a for a in adapters if a.pool_key == key), key=lambda a: a.key)
     if pool is None:
         lost = (Reason.POOL_NOT_FOUND, f"EnginePool {key} does not exist")
         unplaced = [Explanation(adapter.key, (), 0, lost, ()) for adapter in members]
         return PoolExplanation(key, False, 0, 0, tuple(unplaced))
+    holders = _Holders(members)
     result = planned(
-        (AdapterDemand.from_adapter(a) for a in members if not a.metadata.deletion_timestamp),
-        (_snapshot(pool, engine) for engine in pool.status.engines),
+        (_demand(a) for a in members if not a.metadata.deletion_timestamp),
+        (_snapshot(pool, engine, holders) for engine in pool.status.engines),
     )
     explained = [explanation(result, a.key) for a in members if a.key in result.entries]
     known = len(pool.status.engines)
     return PoolExplanation(key, True, known, pool.status.total_engines, tuple(explained))
 
 
-def _snapshot(pool: EnginePool, engine: PoolEngine) -> EngineSnapshot:
+def _demand(adapter: LoRAAdapter) -> AdapterDemand:
+    """Return what the adapter needs; the refusals that its status tells are of its present spec."""
+    status = adapter.status
+    told = status.observed_generation == adapter.metadata.generation
+    refused = {p: each.message for each in status.refusals for p in each.pods} if told else {}
+    return replace(AdapterDemand.from_adapter(adapter), refused=refused)
+
+
+class _Holders:
+    """What each engine has, by its pod's name, as far as the adapters' status tells."""
+
+    def __init__(self, adapters: Iterable[LoRAAdapter]) -> None:
+        self.loaded: defaultdict[str, set[str]] = defaultdict(set)
+        self.staged: defaultdict[str, set[str]] = defaultdict(set)
+        for adapter in adapters:
+            for engine in adapter.status.engines:
+                if engine.tier in (Tier.GPU, Tier.HOST):
+                    self.loaded[engine.pod_name].add(adapter.key)
+                if engine.digest and engine.tier is not Tier.SOURCE:
+                    self.staged[engine.pod_name].add(engine.digest)
+
+
+def _snapshot(pool: EnginePool, engine: PoolEngine, holders: _Holders) -> EngineSnapshot:
     return EngineSnapshot(
         pod_name=engine.pod_name,
+        node=engine.node,
+        zone=engine.zone,
         health=engine.health,
         health_message=engine.message,
-        base_models=(pool.spec.base_model,),
+        base_models=(engine.base_model or pool.spec.base_model,),
+        tensor_parallel_size=engine.tensor_parallel_size or 1,
+        loaded=frozenset(holders.loaded[engine.pod_name]),
+        staged=frozenset(holders.staged[engine.pod_name]),
         max_lora_rank=engine.max_lora_rank,
         max_loras=engine.max_loras,
         max_cpu_loras=engine.max_cpu_loras,
@@ -181,6 +219,8 @@ async def _from_cluster(namespaces: set[str]) -> list[dict[str, Any]]:
     """Return the pools and the adapters of the namespaces; nothing without a cluster."""
     try:
         api = await reads.connect()
+    except reads.BrokenConfig as error:
+        raise InvalidManifest(str(error)) from None
     except reads.NoCluster:
         return []
     async with api:

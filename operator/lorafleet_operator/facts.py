@@ -11,6 +11,8 @@ from lorafleet_operator.api.names import ANNOTATION_PAUSED
 from lorafleet_operator.traffic import may_answer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.conditions import Reason
@@ -37,6 +39,8 @@ class Placed:
     """Whether an older adapter owns the served name."""
     displaced: frozenset[str] = frozenset()
     """Pods whose engine has the adapter but gave its place to more important ones."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Pods whose engine refuses the content for good, or too often, with what it said."""
 
 
 @dataclass

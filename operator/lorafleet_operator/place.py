@@ -56,6 +56,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         wanted=want,
         blocked=blocked(planner.plan, entry, want),
         displaced=displaced_from(planner.plan, entry),
+        refused=needs.refused,
     )
 
 

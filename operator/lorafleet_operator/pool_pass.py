@@ -139,7 +139,9 @@ def pool_status(
         ready_engines=len(ready),
         plugin_engines=len(plugin),
         engines_summary=f"{len(ready)}/{len(engines)}",
-        engines=[_entry(view, life) for view in trouble_first[:MAX_STATUS_ENGINES]],
+        engines=[
+            _entry(view, life, pool.spec.base_model) for view in trouble_first[:MAX_STATUS_ENGINES]
+        ],
         recycling=life.recycled.going,
         recycles=life.recycled.count,
         last_recycle=life.recycled.last,
@@ -183,7 +185,14 @@ def _plugin_active(engines: Sequence[EngineView]) -> tuple[bool | None, Reason, 
     return True, Reason.PLUGIN_ACTIVE, "every engine that answers runs the plugin"
 
 
-def _entry(view: EngineView, life: Life) -> PoolEngine:
+def _base_model(view: EngineView, wanted: str) -> str:
+    """Return the name of what the engine serves: the pool's, if it is one of its names."""
+    if wanted in view.base_models:
+        return wanted
+    return view.base_models[0] if view.base_models else ""
+
+
+def _entry(view: EngineView, life: Life, base_model: str) -> PoolEngine:
     inventory = view.inventory
     traffic, why = life.states.get(view.pod.name, (EngineTraffic.UNKNOWN, ""))
     message = view.message or ("" if traffic is EngineTraffic.WARM else why)
@@ -192,6 +201,10 @@ def _entry(view: EngineView, life: Life) -> PoolEngine:
         engine=view.instance[-64:],
         health=view.health,
         message=message,
+        base_model=_base_model(view, base_model)[:100],
+        node=view.pod.node[:63],
+        zone=view.zone[:63],
+        tensor_parallel_size=view.profile.tensor_parallel_size if view.profile else 0,
         cordoned=view.cordoned,
         traffic=traffic,
         loads=loads(view),

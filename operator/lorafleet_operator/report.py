@@ -17,7 +17,7 @@ from lorafleet_operator.api.conditions import (
 )
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES, short
 from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
-from lorafleet_operator.content_conditions import content_conditions
+from lorafleet_operator.content_conditions import content_conditions, refusals
 from lorafleet_operator.engine_entry import engine_entry
 from lorafleet_operator.revisions import digest_of, history, updated
 from lorafleet_operator.rollout_status import draining, settled_revision, trial_text
@@ -135,6 +135,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         engines_summary=f"{ready}/{desired}",
         tier_summary=_tiers(entries),
         engines=entries[:MAX_STATUS_ENGINES],
+        refusals=refusals(facts),
         history=history(facts, digest, course.given_up),
         stable=settled_revision(facts, digest) if settled else course.stable,
         canary=None if settled else course.trial,

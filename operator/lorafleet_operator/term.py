@@ -57,6 +57,11 @@ class Term:
             _CURRENT.reset(token)
 
 
+def current() -> Term | None:
+    """Return the term that this is done within, None outside of every pass."""
+    return _CURRENT.get()
+
+
 def check() -> float:
     """Return the seconds that the pass may still act; infinite outside of every pass.
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -143,6 +143,23 @@ class AdapterEngine(ApiModel):
     """When digest, tier or published last changed."""
 
 
+MAX_REFUSALS = 4
+MAX_REFUSING_PODS = 10
+
+
+class EngineRefusal(ApiModel):
+    """What some engines said when they refused the adapter's content for good."""
+
+    message: str = Field(max_length=512)
+    """What they said: a module, a shape, a dtype or a flag of theirs that does not fit."""
+    engines: Int32 = Field(ge=0)
+    """How many said so."""
+    pods: list[Annotated[str, Field(max_length=253)]] = Field(
+        max_length=MAX_REFUSING_PODS, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Names of their pods, the first ten."""
+
+
 class LoRAAdapterStatus(ApiModel):
     """What the operator has observed; written by it alone."""
 
@@ -176,6 +193,12 @@ class LoRAAdapterStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     """The first hundred of the adapter's engines, those with trouble first."""
+    refusals: list[EngineRefusal] = Field(
+        default_factory=list,
+        max_length=MAX_REFUSALS,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    """Which engines refuse the content, and why: the four most frequent reasons."""
     history: list[Digest] = Field(
         default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )

@@ -30,7 +30,7 @@ ShortMessage = Annotated[
 Conditions = Annotated[
     list[Condition],
     Field(
-        max_length=16,
+        max_length=10,
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

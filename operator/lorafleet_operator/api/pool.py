@@ -126,6 +126,14 @@ class PoolEngine(ApiModel):
     """Unreachable, Starting, Ready, Stock or Refused."""
     message: ShortMessage = ""
     """Why the engine is not Ready, or takes no traffic."""
+    base_model: str = Field(default="", max_length=100)
+    """Base model that the engine serves, its first hundred characters; empty while nobody knows."""
+    node: str = Field(default="", max_length=63)
+    """Node of the pod, its first 63 characters."""
+    zone: str = Field(default="", max_length=63)
+    """Zone that the pod's label topology.kubernetes.io/zone names."""
+    tensor_parallel_size: Int32 = Field(default=0, ge=0)
+    """GPUs that share each adapter; 0 while nobody knows."""
     cordoned: bool = False
     """Whether the pod's label lorafleet.dev/cordoned keeps new adapters away."""
     traffic: EngineTraffic = EngineTraffic.UNKNOWN

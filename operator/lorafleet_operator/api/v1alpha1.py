@@ -9,6 +9,7 @@ pool below 256 KiB, and a status below what the API server stores. What CEL chec
 from .adapter import (
     AdapterEngine,
     DropUnmatched,
+    EngineRefusal,
     Loader,
     LoRAAdapter,
     LoRAAdapterSpec,
@@ -67,6 +68,7 @@ __all__ = [
     "EnginePool",
     "EnginePoolSpec",
     "EnginePoolStatus",
+    "EngineRefusal",
     "EngineSelector",
     "EngineTraffic",
     "GcsSource",

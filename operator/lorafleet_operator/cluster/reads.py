@@ -112,24 +112,62 @@ class NoAnswer(RuntimeError):
     """Raised when the API server is out of reach or refuses; one line for people."""
 
 
+class BrokenConfig(NoCluster):
+    """Raised when there is a kubeconfig and it cannot be read."""
+
+
 async def find_cluster() -> None:
     """Make this pod's service account, else KUBECONFIG, the place that new clients connect to.
 
     Raises NoCluster.
     """
-    try:
-        if _SERVICE_ACCOUNT.exists():
+    if _SERVICE_ACCOUNT.exists():
+        try:
             config.load_incluster_config()
-        else:
-            await config.load_kube_config()
+        except config.ConfigException as error:
+            raise NoCluster(f"no cluster in the service account: {error}") from None
+    else:
+        await _load(None, None)
+
+
+async def _load(kubeconfig: str | None, context: str | None) -> None:
+    """Read a kubeconfig, by default KUBECONFIG's. Raises NoCluster."""
+    try:
+        await config.load_kube_config(config_file=kubeconfig, context=context)
     except config.ConfigException as error:
-        raise NoCluster(f"no cluster in a service account or in KUBECONFIG: {error}") from None
+        text = " ".join(str(error).split())
+        raise NoCluster(f"no cluster in a service account or in KUBECONFIG: {text}") from None
+    except Exception as error:
+        # The client reads what the file holds without looking: any error may come of any content.
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BrokenConfig(f"{kubeconfig or 'KUBECONFIG'} cannot be read: {text}"[:500]) from None
 
 
 async def connect() -> client.ApiClient:
     """Return a client for the cluster that `find_cluster` finds; raises NoCluster."""
     await find_cluster()
-    return BoundedClient()
+    return _client()
+
+
+async def connect_as_user(
+    kubeconfig: str | None, context: str | None
+) -> tuple[client.ApiClient, str]:
+    """Return a client as kubectl would connect, and the namespace of the context.
+
+    Raises NoCluster.
+    """
+    await _load(kubeconfig, context)
+    contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
+    chosen = next((each for each in contexts if each["name"] == context), active)
+    return _client(), (chosen["context"] or {}).get("namespace") or "default"
+
+
+def _client() -> client.ApiClient:
+    """Return a client for the cluster that was loaded. Raises BrokenConfig."""
+    try:
+        return BoundedClient()
+    except (OSError, ValueError) as error:
+        raise BrokenConfig(f"the kubeconfig's certificates cannot be used: {error}") from None
 
 
 async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:

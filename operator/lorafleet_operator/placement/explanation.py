@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +11,13 @@ from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 from .capacity import QUOTAS, Shortage, name_of, quota_text, shortage_text
 from .demands import Policy
-from .filters import Refusal, filter_refusal
+from .filters import Refusal, filter_refusal, mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from .board import Carrier
+    from .demands import AdapterDemand
     from .planner import Entry, Planner
 
 _NAMED_ENGINES: Final = 5
@@ -40,6 +41,8 @@ class EngineLine:
     text: str
     reason: Reason | None = None
     """For programs, of a refusal."""
+    standing: str = ""
+    """What scores compare, of the engine as it is planned: load, room, ranks and place."""
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.text}"
@@ -72,6 +75,7 @@ class Explanation:
                     "verdict": line.verdict,
                     "reason": line.reason or "",
                     "message": line.text,
+                    "standing": line.standing,
                 }
                 for line in self.engines
             ],
@@ -82,7 +86,35 @@ class Explanation:
         lines = [f"{self.adapter}: {len(self.chosen)} of {self.wanted} engines"]
         if self.blocked:
             lines.append(f"  {self.blocked[0]}: {self.blocked[1]}")
-        return "\n".join([*lines, *(f"  {line.engine}: {line}" for line in self.engines)])
+        return "\n".join([*lines, *map(_line, self.engines)])
+
+
+def _line(line: EngineLine) -> str:
+    more = f" ({line.standing})" if line.standing else ""
+    return f"  {line.engine}: {line}{more}"
+
+
+def standing(demand: AdapterDemand, carrier: Carrier) -> str:
+    """Return what the scores compare of one engine, for people; nothing of one that is unknown."""
+    engine, load = carrier.engine, carrier.load
+    if not engine.arena_limit_bytes:
+        return ""
+    said = [f"{load.adapters} adapters"]
+    if engine.max_cpu_loras:
+        said.append(f"{load.reserved} of {engine.max_cpu_loras} places kept")
+    if engine.max_loras:
+        said.append(f"{load.pinned} of {engine.max_loras} slots pinned")
+    said.append(f"{mebibytes(load.size_bytes)} of {mebibytes(engine.capacity_bytes)}")
+    if engine.tensor_parallel_size > 1:
+        said.append(f"{mebibytes(load.size_bytes // engine.tensor_parallel_size)} for each GPU")
+    if engine.max_lora_rank:
+        said.append(f"rank up to {engine.max_lora_rank}")
+    said += [
+        f"{word} {where}" for word, where in (("node", engine.node), ("zone", engine.zone)) if where
+    ]
+    if demand.digest and demand.digest in engine.staged:
+        said.append("content staged")
+    return ", ".join(said)
 
 
 def explanation(planner: Planner, key: str) -> Explanation:
@@ -94,7 +126,10 @@ def explanation(planner: Planner, key: str) -> Explanation:
         chosen=tuple(sorted(entry.chosen)),
         wanted=want,
         blocked=blocked(planner, entry, want),
-        engines=tuple(_lines(planner, entry, planner.board.carriers, want)),
+        engines=tuple(
+            replace(line, standing=standing(entry.demand, planner.board.carriers[line.engine]))
+            for line in _lines(planner, entry, planner.board.carriers, want)
+        ),
     )
 
 
@@ -200,6 +235,8 @@ def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> I
     for name in sorted(names):
         if name in entry.chosen:
             why = "has it already" if name in loaded else entry.chosen[name]
+            if name in demand.refused:
+                why = f"{why}, though it refuses the content: {demand.refused[name]}"
             yield EngineLine(name, Verdict.CHOSEN, why)
             continue
         refusal = _refusal(entry, planner.board.carriers[name], held=name in holders) or used_up

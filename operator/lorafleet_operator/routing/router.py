@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from lorafleet_operator import term
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.cluster.owned import ROUTE, SERVICE, SLICE, NotWritten
 from lorafleet_operator.world import engine_view
@@ -47,6 +48,7 @@ class Router:
         self._holders = holders
         self._pods = pods
         self._intents: dict[str, Intent] = {}
+        self._terms: dict[str, term.Term] = {}
         self._named: defaultdict[str, set[str]] = defaultdict(set)  # pod UID -> adapters
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._changed: set[str] = set()
@@ -55,11 +57,13 @@ class Router:
     async def show(self, intent: Intent) -> NotWritten | None:
         """Route an adapter from now on as `intent` says; return what could not be written."""
         self._intents[intent.key] = intent
+        self._terms[intent.key] = term.current() or term.Term()
         return await self._settle(intent.key)
 
     async def withdraw(self, key: str, uid: str, routes: Iterable[Key] = ()) -> NotWritten | None:
         """Take away what the adapter has; `routes`: HTTPRoutes that it may have beside what is known."""
         self._intents.pop(key, None)
+        self._terms.pop(key, None)
         async with self._locks[key]:
             gone = [*self.owned.of(uid), *routes]
             try:
@@ -89,9 +93,15 @@ class Router:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def settle(key: str) -> None:
-            async with limit:
-                if problem := await self._settle(key):
-                    _LOG.warning("%s: %s: %s", key, problem.reason, problem)
+            try:
+                async with limit:
+                    with self._terms[key].acting():
+                        problem = await self._settle(key)
+            except (KeyError, term.TermOver):  # withdrawn, or another operator's by now
+                self._intents.pop(key, None)
+                return
+            if problem is not None:
+                _LOG.warning("%s: %s: %s", key, problem.reason, problem)
 
         try:
             while self._changed:

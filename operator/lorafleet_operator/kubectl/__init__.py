@@ -1,0 +1,1 @@
+"""`kubectl lora ...`: questions about adapters that the API server alone can answer."""

@@ -1,0 +1,107 @@
+"""`kubectl lora why NAME`: an adapter's conditions, its engines, and why each one has it or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lorafleet_operator.cluster import reads
+from lorafleet_operator.engine_entry import short
+from lorafleet_operator.explain import Why, why
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from lorafleet_operator.api.v1alpha1 import AdapterEngine
+
+_UNKNOWN = "not among the engines that the pool's status names"
+
+
+async def read(
+    kubeconfig: str | None, context: str | None, namespace: str | None, name: str
+) -> Why:
+    """Return what the cluster says of an adapter, and why it is where it is.
+
+    Raises NoCluster, NoAnswer and InvalidManifest, each with one line.
+    """
+    api, default = await reads.connect_as_user(kubeconfig, context)
+    async with api:
+        here = namespace or default
+        found = await reads.everything(api, here)
+        told = why(found, f"{here}/{name}")
+        away = told.adapter.pool_namespace
+        if away != here:  # whoever shares the pool is there, or here
+            told = why([*found, *await reads.everything(api, away)], f"{here}/{name}")
+    return told
+
+
+def to_json(found: Why) -> dict[str, Any]:
+    """Return it for programs; the fields are stable."""
+    status = found.adapter.status.to_api()
+    plan: dict[str, Any] = {"adapter": found.adapter.key, "engines": []}
+    if found.plan is not None:
+        plan = found.plan.to_json()
+    entries = {each["podName"]: each for each in status.get("engines", ())}
+    lines: dict[str, dict[str, Any]] = {each["engine"]: each for each in plan["engines"]}
+    absent = {"verdict": "", "reason": "", "message": _UNKNOWN, "standing": ""}
+    return {
+        **plan,
+        "pool": found.adapter.pool_key,
+        "servedName": found.adapter.served_name,
+        "digest": status.get("digest", ""),
+        "conditions": status.get("conditions", []),
+        "refusals": status.get("refusals", []),
+        "engines": [
+            {"engine": name, **(lines.get(name) or absent), "has": entries.get(name)}
+            for name in sorted({*lines, *entries})
+        ],
+    }
+
+
+def to_text(found: Why) -> str:
+    """Return it for people."""
+    adapter, plan = found.adapter, found.plan
+    status = adapter.status
+    head = [
+        f"LoRAAdapter {adapter.key}, served as {adapter.served_name}, pool {adapter.pool_key}",
+        f"revision {short(status.digest) or 'not known yet'}"
+        f", {status.ready_engines} of {status.desired_engines} engines serve it",
+    ]
+    if status.observed_generation != adapter.metadata.generation:
+        head.append("the operator has not looked at the present spec yet")
+    if adapter.metadata.deletion_timestamp:
+        head.append("it is being deleted")
+    conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
+    parts = ["\n".join(head), _table(("CONDITION", "STATUS", "REASON", "MESSAGE"), conditions)]
+    entries = {each.pod_name: each for each in status.engines}
+    lines = {each.engine: each for each in plan.engines} if plan else {}
+    if plan and plan.blocked:
+        parts.append(f"{plan.blocked[0]}: {plan.blocked[1]}")
+    rows = []
+    for name in sorted({*lines, *entries}):
+        line, entry = lines.get(name), entries.get(name)
+        said = [line.text if line else _UNKNOWN, entry.message if entry else ""]
+        why_not = "; ".join(dict.fromkeys(filter(None, said)))
+        rows.append((name, line.verdict if line else "?", *_has(entry, status.digest), why_not))
+        if line and line.standing:
+            rows.append(("", "", "", "", f"({line.standing})"))
+    if rows:
+        parts.append(_table(("ENGINE", "PLAN", "HAS", "TIER", "WHY"), rows))
+    return "\n\n".join(parts)
+
+
+def _has(entry: AdapterEngine | None, digest: str) -> tuple[str, str]:
+    if entry is None or not entry.digest:
+        return "-", "-"
+    which = "wanted" if entry.digest == digest else short(entry.digest)
+    served = f"{which}, served" if entry.published else f"{which}, not served"
+    return served + (f", {entry.in_flight} running" if entry.in_flight else ""), str(entry.tier)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return columns of equal width; the last one is as wide as it has to be."""
+    cells = [tuple(map(str, row)) for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
+    return "\n".join(
+        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in cells
+    )
