@@ -55,7 +55,7 @@ def _run() -> int:
     try:
         settings = OperatorSettings.from_environ()
         # The framework would try again for ever, a traceback each time.
-        asyncio.run(reads.find_cluster())
+        asyncio.run(reads.check_cluster())
     except (InvalidSetting, reads.NoCluster) as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2

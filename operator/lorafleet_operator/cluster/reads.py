@@ -149,6 +149,11 @@ async def connect() -> client.ApiClient:
     return _client()
 
 
+async def check_cluster() -> None:
+    """Find the cluster and make a client for it, without asking it anything. Raises NoCluster."""
+    await (await connect()).close()
+
+
 async def connect_as_user(
     kubeconfig: str | None, context: str | None
 ) -> tuple[client.ApiClient, str]:
