@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lorafleet_operator.api.names import short
 from lorafleet_operator.cluster import reads
-from lorafleet_operator.engine_entry import short
 from lorafleet_operator.explain import Why, why
 
 if TYPE_CHECKING:

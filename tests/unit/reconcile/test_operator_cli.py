@@ -70,12 +70,14 @@ def test_plan_says_the_same_to_programs(tmp_path: Path, capsys: pytest.CaptureFi
                                 "verdict": "chosen",
                                 "reason": "",
                                 "message": "policy All takes every engine",
+                                "standing": "1 adapters, 0 of 2 slots pinned, 0.0 MiB of 64.0 MiB",
                             },
                             {
                                 "engine": "engine-1",
                                 "verdict": "refused",
                                 "reason": "NoMatchingEngines",
                                 "message": text,
+                                "standing": "",
                             },
                         ],
                     }
@@ -97,7 +99,7 @@ def test_plan_knows_what_the_status_says_of_rank_limits_cordons_and_the_pools_bo
     more = ADAPTER.replace("name: sql", "name: more")
     (tmp_path / "all.yaml").write_text("---".join([pool, large, sql, more]))
     assert main(["plan", "-f", str(tmp_path / "all.yaml")]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()]
     assert "    engine-0: refused: LoRA rank 16 is greater than max_lora_rank 8" in said
     assert "    engine-0: refused: has 1 of 1 adapters" in said
     assert "    engine-0: chosen: was chosen before" in said
