@@ -58,7 +58,7 @@ class Routes:
             if each.get("published")
             and each["podName"] not in self.down
             and each.get("engine")
-            and each["engine"] == self.instances.get(each["podName"])
+            and each["engine"].rpartition("/")[2] == self.instances.get(each["podName"])
         )
 
 
