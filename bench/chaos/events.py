@@ -35,20 +35,20 @@ class Chaos:
         print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
 
     def step(self) -> None:
-        """Do one event."""
-        kinds: dict[Callable[[], None], int] = {
+        """Do one event: of those drawn, the first that there is something for."""
+        kinds: dict[Callable[[], bool], int] = {
             self.apply: 4, self.update: 4, self.roll_back: 3, self.delete: 2,
             self.kill_sidecar: 2, self.freeze_sidecar: 2, self.kill_operator: 2, self.kill_engine: 1,
         }  # fmt: skip
-        [kind] = self._dice.choices(list(kinds), list(kinds.values()))
-        kind()
+        while not self._dice.choices(list(kinds), list(kinds.values()))[0]():
+            pass
 
     def settle(self, seconds: float) -> None:
         """Wait until whatever is under way has come back."""
         for thread in self._later:
             thread.join(seconds)
 
-    def apply(self) -> None:
+    def apply(self) -> bool:
         tenant = self._dice.choice(TENANTS)
         taken = {name for name in self._wishes.now if name.startswith(tenant)}
         free = [name for n in range(MOST) if (name := f"{tenant}-{n}") not in taken]
@@ -59,25 +59,30 @@ class Chaos:
             self._wishes.want(name, content)
             self._chain.s3_adapter(name, self._chain.files / content)
             self._chain.patch(name, {"source": {"pollIntervalSeconds": 1}})
+        return bool(free)
 
-    def update(self) -> None:
+    def update(self) -> bool:
         if name := self._any():
             self._give(name, self._content(name), "update")
+        return bool(name)
 
-    def roll_back(self) -> None:
-        name = self._any()
-        if name and len(contents := self._wishes.now[name].contents) > 1:
-            self._give(name, contents[-2][1], "roll back")
+    def roll_back(self) -> bool:
+        names = [n for n in self._names() if len(self._wishes.now[n].contents) > 1]
+        if names:
+            name = self._dice.choice(names)
+            self._give(name, self._wishes.now[name].contents[-2][1], "roll back")
+        return bool(names)
 
-    def delete(self) -> None:
+    def delete(self) -> bool:
         if name := self._any():
             self.say(f"delete {name}")
             self._wishes.unwant(name)
             self._chain.delete("loraadapters", name)
+        return bool(name)
 
-    def kill_engine(self) -> None:
+    def kill_engine(self) -> bool:
         if self._routes.down:
-            return
+            return False
         name = self._dice.choice(sorted(self._chain.engines))
         self.say(f"kill {name}")
         self._routes.down.add(name)
@@ -90,8 +95,9 @@ class Chaos:
             self.say(f"{name} serves again")
 
         self._after(0, back)
+        return True
 
-    def kill_sidecar(self) -> None:
+    def kill_sidecar(self) -> bool:
         if name := self._sidecar():
             self.say(f"kill the sidecar of {name}")
             self._chain.sidecars[name].process.kill()
@@ -101,8 +107,9 @@ class Chaos:
                 self._busy.discard(name)
 
             self._after(self._dice.uniform(0, 2), back)
+        return bool(name)
 
-    def freeze_sidecar(self) -> None:
+    def freeze_sidecar(self) -> bool:
         if name := self._sidecar():
             seconds = self._dice.uniform(2, 8)
             self.say(f"cut the sidecar of {name} off for {seconds:.1f} s")
@@ -114,22 +121,28 @@ class Chaos:
                 self._busy.discard(name)
 
             self._after(seconds, back)
+        return bool(name)
 
-    def kill_operator(self) -> None:
+    def kill_operator(self) -> bool:
         assert self._chain.operator is not None
-        if "operator" not in self._busy:
-            self._busy.add("operator")
-            self.say("kill the operator")
-            self._chain.operator.process.kill()
+        if "operator" in self._busy:
+            return False
+        self._busy.add("operator")
+        self.say("kill the operator")
+        self._chain.operator.process.kill()
 
-            def back() -> None:
-                self._chain.start_operator()
-                self._busy.discard("operator")
+        def back() -> None:
+            self._chain.start_operator()
+            self._busy.discard("operator")
 
-            self._after(self._dice.uniform(0, 3), back)
+        self._after(self._dice.uniform(0, 3), back)
+        return True
+
+    def _names(self) -> list[str]:
+        return sorted(name for name, wish in self._wishes.now.items() if not wish.deleted)
 
     def _any(self) -> str:
-        names = sorted(name for name, wish in self._wishes.now.items() if not wish.deleted)
+        names = self._names()
         return self._dice.choice(names) if names else ""
 
     def _sidecar(self) -> str:

@@ -113,7 +113,9 @@ class Traffic:
             elif self._wishes.untouched(adapter, began):
                 self._fault("failed", adapter, engine, problem)
             else:
-                self.counts["failed while changed"] += 1
+                wish = self._wishes.now.get(adapter)
+                gone = wish is None or wish.deleted
+                self.counts["failed while deleted" if gone else "failed while changed"] += 1
             return
         text = response.json()["choices"][0]["text"]
         if text in self._wishes.right(adapter, began, ended):
