@@ -24,8 +24,14 @@ class Chaos:
     """Draws and does events. Engines go one at a time, so that others can answer."""
 
     def __init__(
-        self, chain: RealChain, wishes: Wishes, routes: Routes, dice: random.Random
+        self,
+        chain: RealChain,
+        wishes: Wishes,
+        routes: Routes,
+        digests: dict[str, str],
+        dice: random.Random,
     ) -> None:
+        self._digests = digests
         self._chain, self._wishes, self._routes, self._dice = chain, wishes, routes, dice
         self._later: list[threading.Thread] = []
         self._busy: set[str] = set()
@@ -70,7 +76,13 @@ class Chaos:
         names = [n for n in self._names() if len(self._wishes.now[n].contents) > 1]
         if names:
             name = self._dice.choice(names)
-            self._give(name, self._wishes.now[name].contents[-2][1], "roll back")
+            content = self._wishes.now[name].contents[-2][1]
+            if self._digests[content] in self._routes.statuses.get(name, {}).get("history", []):
+                self.say(f"roll back {name} to {content} by spec.revision")
+                self._wishes.want(name, content)
+                self._chain.patch(name, {"revision": self._digests[content]})
+            else:
+                self._give(name, content, "roll back")
         return bool(names)
 
     def delete(self) -> bool:
@@ -164,6 +176,7 @@ class Chaos:
         self.say(f"{what} {name} to {content}")
         self._wishes.want(name, content)
         self._chain.s3.upload(self._chain.files / content, name)
+        self._chain.patch(name, {"revision": None})
 
     def _after(self, seconds: float, work: Callable[[], None]) -> None:
         def run() -> None:

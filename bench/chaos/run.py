@@ -77,7 +77,7 @@ def main() -> int:
         wishes = Wishes(right_answers(chain, "engine-0", contents))
         digests = digests_of(chain, contents)
         routes, ended = Routes(chain), threading.Event()
-        chaos = Chaos(chain, wishes, routes, random.Random(wanted.seed))
+        chaos = Chaos(chain, wishes, routes, digests, random.Random(wanted.seed))
         traffic = Traffic(chain, wishes, routes, wanted.seed)
         watcher = threading.Thread(target=watch, args=(routes, wishes, digests, ended))
         watcher.start()

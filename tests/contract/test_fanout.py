@@ -161,21 +161,28 @@ async def test_a_revision_that_is_not_there_or_for_another_pod_is_refused(volume
         assert engines.sidecars["pod-1"].store.revisions() == []
 
 
-async def test_a_frozen_sidecar_is_left_out_and_those_behind_it_are_served(volume: Path) -> None:
+@pytest.mark.parametrize("place", [0, 1, 3], ids=["head", "middle", "last"])
+async def test_a_frozen_sidecar_is_left_out_and_those_behind_it_are_served(
+    volume: Path, place: int
+) -> None:
     """Its connections stay open; the one behind it ends the silent stream for the next."""
+    witness = "pod-2" if place == 3 else "pod-3"
 
     async def freeze(read: int) -> None:
         if read == COUNT // 2:
-            await until(lambda: engines.arrived("pod-3") > 0)
+            await until(lambda: engines.arrived(witness) > 0)
             assert engines.mortal is not None
             engines.mortal.send_signal(signal.SIGSTOP)
 
-    source = CountedSource(ADAPTER, freeze)
-    async with pool(volume, 4, dies=(1, "never"), forward_seconds=3) as engines:
-        results = await spread(source.payload(), engines.targets, LIMITS)
-        frozen = results.pop("pod-1")
+    source, sent = CountedSource(ADAPTER, freeze), list[int]()
+    async with pool(volume, 4, dies=(place, "never")) as engines:
+        results = await spread(source.payload(), engines.targets, LIMITS, sent.append)
+        frozen = results.pop(f"pod-{place}")
         assert isinstance(frozen, EngineUnreachable)
+        assert "gave no sign of life" in str(frozen)
         assert len({revision_of(result).digest for result in results.values()}) == 1
-        assert set(engines.taken().values()) == {len(ADAPTER.data)}
+        assert set(engines.taken().values()) == {len(ADAPTER.data)}, "what arrived counts"
+        if place:
+            assert len(source.reads) == len(sent) == COUNT
         assert engines.mortal is not None
         engines.mortal.kill()
