@@ -21,6 +21,7 @@ from typing import Any
 from fake_engine_books import Behaviour, Revision
 from fake_http import Answer, Body, Refused, serve_requests
 from fake_metrics import metrics_page
+from lorafleet_vllm.first_requests import Absent, FirstRequests
 
 BASE = "tiny/qwen3-dense"
 
@@ -50,6 +51,7 @@ class FakeEngine:
 
     async def start(self) -> FakeEngine:
         """Start a new instance that knows nothing of the one before."""
+        self.alive = True
         self.instance = secrets.token_hex(8)
         self.started = time.time()
         self.revisions: dict[int, Revision] = {}
@@ -59,6 +61,7 @@ class FakeEngine:
         self.gpu: OrderedDict[int, None] = OrderedDict()
         self.counts = {"loads": 0, "evictions": 0, "rebuilds": 0, "offloads": 0}
         self._next_id = 1
+        self.first_requests = FirstRequests(self.behaviour.first_request_seconds)
         self._release = object()
         http = await asyncio.start_server(self._serve_http, "127.0.0.1", self.port)
         self.port = http.sockets[0].getsockname()[1]
@@ -68,7 +71,6 @@ class FakeEngine:
             socket.parent.mkdir(parents=True, exist_ok=True)
             socket.unlink(missing_ok=True)
             self._servers.append(await asyncio.start_unix_server(self._serve_socket, socket))
-        self.alive = True
         return self
 
     async def kill(self) -> None:
@@ -106,6 +108,9 @@ class FakeEngine:
                 await self._die()
             return content
 
+        if not self.alive:
+            writer.close()  # it was accepted as the engine died
+            return
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -158,11 +163,18 @@ class FakeEngine:
                 if body["lora_int_id"] not in self.revisions:
                     raise Refused(404, {"error": f"no lora_int_id {body['lora_int_id']}"})
                 self.served[body["served_name"]] = body["lora_int_id"]
+                self.first_requests.answer(body["served_name"], None)
                 return {"previous": previous}
             case "POST", "/v1/unpublish":
                 return {"previous": self.served.pop(body["served_name"], None)}
-            case "POST", "/v1/pin":
-                self.revisions[body["lora_int_id"]].pinned = body["pinned"]
+            case "POST", "/v1/keep":
+                self.revisions[body["lora_int_id"]].residency = body["residency"]
+                return {}
+            case "POST", "/v1/wanted":
+                return await self.first_requests.wanted(body["seen"])
+            case "POST", "/v1/refuse":
+                absent = Absent(body["status"], body["message"])
+                self.first_requests.answer(body["served_name"], absent)
                 return {}
             case "POST", "/v1/shutdown":
                 running = sum(each.in_flight for each in self.revisions.values())
@@ -227,7 +239,7 @@ class FakeEngine:
 
     def _kept(self, lora_int_id: int) -> bool:
         revision = self.revisions[lora_int_id]
-        return revision.pinned or revision.in_flight > 0
+        return revision.residency in ("gpu", "host") or revision.in_flight > 0
 
     def _unload(self, lora_int_id: int) -> dict[str, Any]:
         revision = self.revisions.get(lora_int_id)
@@ -260,7 +272,9 @@ class FakeEngine:
                     "in_flight": each.in_flight,
                     "requests": each.requests,
                     "errors": each.errors,
-                    "pinned": each.pinned,
+                    "pinned": each.residency == "gpu",
+                    "residency": each.residency,
+                    "idle_seconds": int(time.monotonic() - each.used_at),
                     "verified": each.verified,
                 }
                 for each in self.revisions.values()
@@ -277,6 +291,7 @@ class FakeEngine:
                 }
                 for rank in range(self.behaviour.workers)
             ],
+            "first_requests": self.first_requests.figures(),
         }
 
     # vLLM's own API.
@@ -333,6 +348,10 @@ class FakeEngine:
         loaded = {f"{r.served_name}@{r.digest[7:19]}": r for r in self.revisions.values()}
         if model == self.base:
             return {"choices": [{"text": "base"}]}
+        if self.behaviour.plugin and model not in self.served and model not in self.stock:
+            absent = await self.first_requests.bring(model)
+            if absent is not None:
+                raise Refused(absent.status, {"error": {"message": absent.line}})
         if model in self.stock:
             revision = self.stock[model]
         elif model in loaded:
@@ -352,6 +371,7 @@ class FakeEngine:
             revision.errors += 1
             raise Refused(500, {"error": {"message": "this request failed"}})
         revision.in_flight += 1
+        revision.used_at = time.monotonic()
         try:
             held = self._release
             while body.get("hold") and held is self._release and not revision.aborted:

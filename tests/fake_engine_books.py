@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ class Behaviour:
     max_cpu_loras: int = 3
     workers: int = 1
     load_seconds: float = 0.0
+    first_request_seconds: float = 30.0
     refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
     wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
     deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine
@@ -39,7 +41,8 @@ class Revision:
     digest: str
     path: str
     in_flight: int = 0
-    pinned: bool = False
+    used_at: float = field(default_factory=time.monotonic)
+    residency: str = ""
     verified: bool = False
     requests: int = 0
     errors: int = 0

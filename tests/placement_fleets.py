@@ -65,6 +65,9 @@ def demands_named(key: str) -> st.SearchStrategy[AdapterDemand]:
         digest=st.sampled_from(["", *DIGESTS]),
         current=st.frozensets(st.sampled_from(PODS[:5]), max_size=3),
         refused=st.dictionaries(st.sampled_from(PODS[:5]), st.just("no"), max_size=1),
+        requested=st.frozensets(st.sampled_from(PODS[:5]), max_size=2),
+        idle=st.frozensets(st.sampled_from(PODS[:5]), max_size=2),
+        visits=st.frozensets(st.sampled_from(PODS[:5]), max_size=2),
     )
 
 
@@ -79,8 +82,12 @@ def carried_out(
     engines: Sequence[EngineSnapshot],
     assignments: Mapping[str, Sequence[str]],
 ) -> tuple[list[AdapterDemand], list[EngineSnapshot]]:
-    """Return the fleet after everybody did what the plan says."""
-    moved = [replace(a, current=frozenset(assignments[a.key])) for a in adapters]
+    """Return the fleet after everybody did what the plan says, and every request was answered."""
+    moved = [
+        replace(a, current=there, visits=there, requested=frozenset(), idle=frozenset())
+        for a in adapters
+        if (there := frozenset(assignments[a.key])) is not None
+    ]
     loaded = [
         replace(e, loaded=frozenset(k for k, pods in assignments.items() if e.pod_name in pods))
         for e in engines

@@ -293,7 +293,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             self.books.loads += 1
             self.load_count += 1
         entry = self.loaded[key]
-        entry.pinned = request.pinned
+        entry.pinned, entry.residency = request.pinned, request.residency
         before = {*self.kept.get(request.served_name, ()), *(other.digest for other in others)}
         self.kept[request.served_name] = list(request.keep)
         if request.publish:

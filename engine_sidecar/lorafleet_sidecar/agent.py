@@ -23,7 +23,7 @@ from lorafleet.errors import (
 
 from lorafleet_sidecar.counters import AgentCounters
 from lorafleet_sidecar.crashpoint import crash_at
-from lorafleet_sidecar.desired import ServedName, Target
+from lorafleet_sidecar.desired import ON_DEMAND, RESIDENCIES, ServedName, accepted
 from lorafleet_sidecar.earlier import drop_staged, free_replaced
 from lorafleet_sidecar.inventory import InventoryBoard, build_inventory
 from lorafleet_sidecar.live_engine import LiveEngine
@@ -67,6 +67,7 @@ class Agent:
         self.counters = AgentCounters()
         self.profiles = ProfileCache(settings.profile_path)
         self.observed = ObservedEngine(Health.STARTING, "sidecar has not looked at the engine yet")
+        self.requested: tuple[str, ...] = ()  # names that requests wait for, of nobody here
         self.turn = asyncio.Lock()  # first come, first served
         self._live = LiveEngine(engine, desired, settings.drain_timeout_seconds)
         self._stock = StockEngine(engine, desired, store, settings.drain_timeout_seconds)
@@ -104,6 +105,13 @@ class Agent:
         steps = self._unload(adapter, served_name, drain_seconds, drop_staged, abort_seconds)
         await self._run("unload", steps)
 
+    async def awaken(self, served_name: str) -> None:
+        """Load and publish what a name means that was left until a request asks for it.
+
+        Does nothing for a name that nobody has asked for, or that is going. Raises as `load`.
+        """
+        await self._run("awaken", self._awaken(served_name))
+
     # What restore.py and the service use too
 
     async def look(self) -> ObservedEngine:
@@ -130,7 +138,12 @@ class Agent:
         """Post the inventory of the last look and of the arena as it is now."""
         self.board.post(
             build_inventory(
-                self._pod_uid, self.observed, self.store, self.desired, forwards=self._forwards
+                self._pod_uid,
+                self.observed,
+                self.store,
+                self.desired,
+                forwards=self._forwards,
+                requested=self.requested,
             )
         )
 
@@ -177,7 +190,7 @@ class Agent:
             await self.steps(self.observed).bring_up(served_name)
         except EngineRejected as error:
             self.desired.settle_load(self.desired.loading)
-            self._give_up_coming(served_name)
+            self.desired.give_up_coming(served_name)
             raise EngineRejected(f"adapter {name.adapter}: {error}") from error
 
     async def finish_removal(self, served_name: str) -> bool:
@@ -218,12 +231,23 @@ class Agent:
             self.store.hold(wish.digest)
             crash_at("load.held")
             try:
-                await self.bring_up(wish.served_name)
+                if not self._asleep(wish):
+                    await self.bring_up(wish.served_name)
             finally:
                 await self.look()
         if wish.publish:
             await self._drain(wish.served_name, wish.drain_seconds)
         return self._loaded(wish)
+
+    async def _awaken(self, served_name: str) -> None:
+        async with self.turn:
+            await self.look()
+            name = self.desired.names.get(served_name)
+            if name is not None and not name.removing:
+                try:
+                    await self.bring_up(served_name)
+                finally:
+                    await self.look()
 
     async def _unload(
         self,
@@ -290,6 +314,10 @@ class Agent:
         check_served_name(wish.served_name, self.observed.base_models)
         if wish.loader not in LOADERS:
             raise InvalidAdapter(f"loader {wish.loader!r} is unknown, expected direct or device")
+        if wish.residency not in RESIDENCIES:
+            raise InvalidAdapter(
+                f"residency {wish.residency!r} is unknown, expected gpu, host, onDemand or none"
+            )
         owner = self.desired.names.get(wish.served_name)
         if owner is not None and owner.adapter not in ("", wish.adapter):
             raise NameTaken(f"served name {wish.served_name} is taken by {owner.adapter}")
@@ -321,37 +349,20 @@ class Agent:
 
     def _accept(self, wish: LoadWish) -> None:
         """Make the wish durable. What the name points at now stays until the new one is proved."""
-        target = Target(wish.digest, wish.loader)
         old = self.desired.names.get(wish.served_name)
-        current = old.current if old is not None and not old.removing else None
-        if target == current:
-            coming, publish = (None, False) if wish.publish or old is None else (old.coming, False)
-        else:
-            coming, publish = target, wish.publish
-        name = ServedName(
-            wish.served_name,
-            wish.adapter,
-            current,
-            coming,
-            publish,
-            wish.pinned,
-            base_model=next(iter(self.observed.base_models), ""),
-            keep=wish.keep,
-            free_others=wish.free_others,
-            abort_seconds=wish.abort_seconds,
-            probe=wish.probe if coming is not None else None,
-        )
+        base = next(iter(self.observed.base_models), "")
+        name = accepted(wish, old, base, asleep=self._asleep(wish))
         if name != old:
             self.desired.put(name)
         if old is not None and set(old.keep) - set(wish.keep):
             self._free_replaced(*old.keep)
 
-    def _give_up_coming(self, served_name: str) -> None:
-        name = self.desired.names[served_name]
-        if name.current is None:
-            self.desired.forget(served_name)
-        elif name.coming is not None:
-            self.desired.update(served_name, coming=None, publish_coming=False)
+    def _asleep(self, wish: LoadWish) -> bool:
+        """Whether a request has to come first: nothing of the name is in the engine."""
+        observed = self.observed
+        if wish.residency != ON_DEMAND or observed.health is not Health.READY:
+            return False
+        return observed.state is not None and not observed.state.has_any(wish.served_name)
 
     def _drop_staged(self, name: ServedName) -> None:
         self.hold()

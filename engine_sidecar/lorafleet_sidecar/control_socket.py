@@ -99,11 +99,26 @@ class ControlSocket:
         """Hide `served_name`; return the id that it pointed at."""
         return _previous(await self._call("POST", "/v1/unpublish", {"served_name": served_name}))
 
-    async def pin(self, lora_int_id: int, *, pinned: bool) -> None:
-        """Keep an id out of the engine's LRU, or let it in again."""
-        await self._call(
-            "POST", "/v1/pin", {"lora_int_id": lora_int_id, "pinned": pinned}, self._load_seconds
-        )
+    async def keep(self, lora_int_id: int, residency: str) -> None:
+        """Let the engine keep an id as `residency` says (desired.py)."""
+        body = {"lora_int_id": lora_int_id, "residency": residency}
+        await self._call("POST", "/v1/keep", body, self._load_seconds)
+
+    async def wanted(self, seen: int) -> tuple[int, list[str]]:
+        """Return the names that requests wait for as soon as they are not those of sequence `seen`.
+
+        The same ones after a while.
+        """
+        answer = await self._call("POST", "/v1/wanted", {"seen": seen}, _WORKER_SECONDS)
+        try:
+            return int(answer["sequence"]), [str(each) for each in answer["names"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineRejected(f"plugin's wanted names cannot be read: {error!r}") from error
+
+    async def refuse(self, served_name: str, status: int, line: str) -> None:
+        """Let the requests that wait for a name fail with an HTTP status and a line."""
+        body = {"served_name": served_name, "status": status, "message": line}
+        await self._call("POST", "/v1/refuse", body)
 
     async def abort(self, lora_int_id: int) -> int:
         """End what runs on an id that is not published; return how many requests that were."""

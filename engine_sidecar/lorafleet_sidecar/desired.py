@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+# What the engine keeps of an adapter (sidecar.proto, LoadAdapterRequest.residency).
+GPU, HOST, ON_DEMAND, SHARED = "gpu", "host", "onDemand", ""
+RESIDENCIES = (GPU, HOST, ON_DEMAND, SHARED)
 # A revision during whose load the engine died this often is not tried again.
 QUARANTINE_AFTER = 2
 
@@ -41,7 +44,7 @@ class LoadWish:
     served_name: str
     digest: str
     loader: str = "direct"
-    pinned: bool = False
+    residency: str = SHARED
     publish: bool = True
     drain_seconds: float = 60.0
     keep: tuple[str, ...] = ()
@@ -59,7 +62,7 @@ class ServedName:
     current: Target | None = None  # published and proved
     coming: Target | None = None  # loading, or loaded and waiting to be published
     publish_coming: bool = False  # move the name to `coming` once it is loaded
-    pinned: bool = False
+    residency: str = SHARED
     removing: bool = False  # hide the name, drain, unload, forget
     drop_staged: bool = False  # with `removing`: free the arena too
     base_model: str = ""  # what the engine served when it was asked for; empty: not known
@@ -67,6 +70,11 @@ class ServedName:
     free_others: bool = False  # replaced revisions that are not kept leave the arena
     abort_seconds: int | None = None  # what still runs on a replaced revision then is aborted
     probe: Probe | None = None  # asked of `coming` before it is published
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether nothing of it is loaded before a request asks for it."""
+        return self.residency == ON_DEMAND
 
     @property
     def goal(self) -> Target | None:
@@ -136,6 +144,14 @@ class Desired:
         self.names.pop(served_name, None)
         self.store()
 
+    def give_up_coming(self, served_name: str) -> None:
+        """Drop the revision that was refused, and a name that never meant another."""
+        name = self.names[served_name]
+        if name.current is None:
+            self.forget(served_name)
+        elif name.coming is not None:
+            self.update(served_name, coming=None, publish_coming=False)
+
     def forgive(self, digests: Iterable[str]) -> None:
         """Forget the deaths of revisions that their adapter gave up, durable on return."""
         guilty = (set(digests) & self.deaths.keys()) - self.digests()
@@ -195,8 +211,42 @@ class Desired:
         return sorted(self.names, key=lambda name: suspicion(self.names[name]))
 
 
+def accepted(
+    wish: LoadWish, old: ServedName | None, base_model: str, *, asleep: bool
+) -> ServedName:
+    """Return the entry of `wish`'s served name, which was `old`, once the wish is taken.
+
+    `asleep`: the engine has nothing of the name, and a request has to come before it gets any.
+    """
+    target = Target(wish.digest, wish.loader)
+    current = old.current if old is not None and not old.removing else None
+    coming: Target | None = None
+    publish = False
+    if asleep and wish.publish:
+        current = target  # there is nothing to be proved before a request comes
+    elif target != current:
+        coming, publish = target, wish.publish
+    elif not wish.publish and old is not None:
+        coming = old.coming
+    return ServedName(
+        wish.served_name,
+        wish.adapter,
+        current,
+        coming,
+        publish,
+        wish.residency,
+        base_model=base_model,
+        keep=wish.keep,
+        free_others=wish.free_others,
+        abort_seconds=wish.abort_seconds,
+        probe=wish.probe if coming is not None else None,
+    )
+
+
 def _name_from(raw: dict[str, Any]) -> ServedName:
     values = dict(raw)
+    if values.pop("pinned", False):  # as older versions wrote it
+        values["residency"] = GPU
     for key in ("current", "coming"):
         values[key] = Target(**values[key]) if values[key] else None
     values["keep"] = tuple(values.get("keep", ()))

@@ -143,7 +143,7 @@ class EngineClient:
             digest, loader = split_revision_path(card.root, self._volume, "plain")
             busy = int(card.name in metrics.busy)
             served[card.name] = number
-            revisions[number] = EngineRevision(number, card.name, digest, loader, busy, False)
+            revisions[number] = EngineRevision(number, card.name, digest, loader, busy)
         return EngineState(instance, served, revisions)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lorafleet_sidecar import index
-from lorafleet_sidecar.desired import Desired
+from lorafleet_sidecar.desired import GPU, HOST, Desired
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,8 @@ def _served(name: ServedName) -> str:
     if name.coming:
         verb = "moving to" if name.publish_coming else "prepared"
         parts.append(f"{verb} {name.coming.digest} ({name.coming.loader})")
-    if name.pinned:
-        parts.append("pinned")
+    if name.residency:
+        parts.append({GPU: "pinned", HOST: "kept in host memory"}.get(name.residency, "on demand"))
     if name.removing:
         parts.append("being removed")
     return " ".join(parts)

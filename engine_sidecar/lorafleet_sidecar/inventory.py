@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.changes import Changes
+from lorafleet_sidecar.desired import GPU
 from lorafleet_sidecar.observed import Health
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from lorafleet_sidecar.desired import Desired
     from lorafleet_sidecar.observed import EngineRevision, EngineState, ObservedEngine
@@ -45,7 +47,9 @@ def loaded_adapter(
         tier=state.tier(revision.lora_int_id),
         published=published,
         in_flight=revision.in_flight,
-        pinned=revision.pinned,
+        pinned=revision.residency == GPU,
+        residency=revision.residency,
+        idle_seconds=revision.idle_seconds,
         loader=revision.loader,
         draining=not wanted,
         requests=revision.requests,
@@ -60,6 +64,7 @@ def build_inventory(
     desired: Desired,
     *,
     forwards: bool = False,
+    requested: Iterable[str] = (),
 ) -> pb.Inventory:
     """Return everything that this sidecar knows of its pod (without a sequence)."""
     usage, kept = store.usage(), desired.kept()
@@ -70,6 +75,7 @@ def build_inventory(
         health_message=engine.message,
         plugin_message=engine.plugin_message,
         forwards=forwards,
+        requested=requested,
         staged=[
             pb.StagedRevision(
                 digest=each.digest,
@@ -105,9 +111,31 @@ def build_inventory(
             if each.digest
         )
         inventory.workers.extend(each.memory for each in engine.state.workers)
+        inventory.loaded.extend(_asleep(engine, desired))
     if engine.health is Health.STOCK:
         inventory.loaded.extend(_prepared_files(store, desired))
     return inventory
+
+
+def _asleep(engine: ObservedEngine, desired: Desired) -> Iterator[pb.LoadedAdapter]:
+    """Yield the names that the engine has nothing of until a request asks for them."""
+    assert engine.state is not None
+    if engine.health is not Health.READY:
+        return
+    for name in desired.names.values():
+        if name.on_demand and not name.removing and not engine.state.has_any(name.served_name):
+            for target in dict.fromkeys((name.goal, name.coming)):
+                if target is None:
+                    continue
+                yield pb.LoadedAdapter(
+                    adapter=name.adapter,
+                    served_name=name.served_name,
+                    digest=target.digest,
+                    tier=pb.TIER_STAGED,
+                    published=target == name.goal,
+                    loader=target.loader,
+                    residency=name.residency,
+                )
 
 
 def _prepared_files(store: RevisionStore, desired: Desired) -> Iterator[pb.LoadedAdapter]:
@@ -136,6 +164,7 @@ def significant(inventory: pb.Inventory) -> bytes:
     reduced.sequence = 0
     for loaded in reduced.loaded:
         loaded.requests = loaded.errors = 0
+        loaded.idle_seconds = 0
         if not loaded.draining:
             loaded.in_flight = min(loaded.in_flight, 1)
     for worker in reduced.workers:
@@ -153,6 +182,8 @@ class InventoryBoard:
     """
 
     def __init__(self) -> None:
+        self.watchers = 0
+        """How many of the streams that the operator listens to are open."""
         self._changes = Changes()
         self._sequence = time.time_ns() // 1_000_000
         self._significant: bytes | None = None
@@ -179,6 +210,15 @@ class InventoryBoard:
         if told:
             self._changes.notify()
         return told
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count one more watcher for as long as the block runs."""
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
 
     async def watch(self) -> AsyncIterator[pb.Inventory]:
         """Yield the inventory now, and again each time it changes; slow readers skip some."""

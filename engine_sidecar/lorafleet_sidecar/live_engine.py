@@ -37,11 +37,13 @@ class LiveEngine:
 
     def satisfied(self, name: ServedName, state: EngineState) -> bool:
         """Whether `state` has all that `name` asks for, so that `bring_up` would do nothing."""
+        if name.on_demand and not state.has_any(name.served_name):
+            return True  # a request that asks for it has it loaded
         if name.coming is not None and name.publish_coming:
             return False
         for target in name.targets():
             revision = state.find(name.served_name, target.digest, target.loader)
-            if revision is None or revision.pinned != name.pinned or not revision.verified:
+            if revision is None or revision.residency != name.residency or not revision.verified:
                 return False
             if target == name.current and (
                 state.served.get(name.served_name) != revision.lora_int_id
@@ -131,15 +133,15 @@ class LiveEngine:
             self._desired.begin_load(target.digest, state.instance)
             lora_int_id = await self._control.load(name.served_name, target.digest, target.loader)
             crash_at("load.loaded")
-            pinned = verified = False
+            residency, verified = "", False
         else:
-            lora_int_id, pinned = revision.lora_int_id, revision.pinned
+            lora_int_id, residency = revision.lora_int_id, revision.residency
             verified = revision.verified
         if not verified:
             await self._verify(name.served_name, lora_int_id)
         await self._ask(name, target, (state.instance, lora_int_id))
-        if pinned != name.pinned:
-            await self._control.pin(lora_int_id, pinned=name.pinned)
+        if residency != name.residency:
+            await self._control.keep(lora_int_id, name.residency)
         if publish:
             await self._publish(name, target, lora_int_id, state)
         self._desired.settle_load(target.digest, proved=True)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+
+from lorafleet_sidecar.observed import FirstRequestFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
     from lorafleet_sidecar.agent import Agent
     from lorafleet_sidecar.transfer_service import TransferService
 
+_KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 Sample = tuple[tuple[str, ...], float]
 _READ_SECONDS = 5.0
 
@@ -42,6 +50,7 @@ class Reading:
     quarantined: int
     received_bytes: int
     forwarded_bytes: int
+    first_requests: FirstRequestFigures
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Series:
     """One metric: its name without `_total`, kind, labels, help, and how to read it."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
     read: Callable[[Reading], Iterable[Sample]]
@@ -101,6 +110,10 @@ def _phases(reading: Reading) -> Iterable[Sample]:
             yield (str(worker.rank), phase), seconds
 
 
+def _outcomes(reading: Reading) -> Iterable[Sample]:
+    return [((key,), n) for key, n in sorted(reading.first_requests.outcomes.items())]
+
+
 TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_staging_bytes", "gauge", ("state",),
            "Arena bytes: used by committed revisions, reserved by transfers in progress.",
@@ -144,6 +157,11 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_engine_requests_in_flight", "gauge", (),
            "Requests running on adapters of this fleet.",
            _one(lambda r: sum(each.in_flight for each in r.inventory.loaded))),
+    Series("lorafleet_engine_first_requests", "counter", ("outcome",),
+           "Requests that waited for an adapter that the engine lacked: served, refused, expired (deadline), "
+           "gone (the client left).", _outcomes),
+    Series("lorafleet_engine_first_request_seconds", "histogram", (),
+           "How long those that were served waited for their adapter.", lambda _: ()),
     Series("lorafleet_engine_slots", "gauge", (),
            "GPU slots for adapters (max_loras).", _one(lambda r: r.inventory.max_loras)),
     Series("lorafleet_engine_slot_bytes", "gauge", ("rank",),
@@ -203,6 +221,7 @@ class SidecarCollector(Collector):
     async def _read(self) -> Reading:
         agent = self._agent
         agent.post()
+        state = agent.observed.state
         return Reading(
             inventory=agent.board.current,
             operations=dict(agent.counters.operations),
@@ -212,6 +231,7 @@ class SidecarCollector(Collector):
             quarantined=sum(map(agent.desired.quarantined, agent.desired.deaths)),
             received_bytes=self._transfer.received_bytes,
             forwarded_bytes=self._transfer.forwarded_bytes,
+            first_requests=state.first_requests if state else FirstRequestFigures(),
         )
 
 
@@ -219,14 +239,24 @@ def families(reading: Reading) -> Iterable[Metric]:
     """Yield every metric of the table with the values of `reading`."""
     for series in TABLE:
         family = _family(series)
+        if isinstance(family, HistogramMetricFamily):
+            _add_waits(family, reading.first_requests)
+            yield family
+            continue
         for labels, value in series.read(reading):
             family.add_metric(labels, value)
         yield family
 
 
-def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily:
-    cls = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    cls = _KINDS[series.kind]
     return cls(series.name, series.help, labels=series.labels)
+
+
+def _add_waits(family: HistogramMetricFamily, figures: FirstRequestFigures) -> None:
+    bounds = [*map(str, figures.buckets), "+Inf"]
+    counts = accumulate(figures.waits or (0,))
+    family.add_metric((), list(zip(bounds, counts, strict=True)), figures.seconds)
 
 
 def as_markdown() -> str:

@@ -62,10 +62,11 @@ class EngineRevision:
     digest: str
     loader: str
     in_flight: int
-    pinned: bool
+    residency: str = ""  # what the engine keeps of it
     verified: bool = False  # its slot was found to hold what was staged
     requests: int = 0  # answered, errors included
     errors: int = 0
+    idle_seconds: int = 0  # since a request last looked it up, or since it was loaded
 
     @classmethod
     def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
@@ -87,10 +88,11 @@ class EngineRevision:
             digest=digest,
             loader=loader,
             in_flight=int(raw["in_flight"]),
-            pinned=bool(raw["pinned"]),
+            residency=str(raw.get("residency", "gpu" if raw["pinned"] else "")),
             verified=bool(raw.get("verified", False)),
             requests=int(raw.get("requests", 0)),
             errors=int(raw.get("errors", 0)),
+            idle_seconds=int(raw.get("idle_seconds", 0)),
         )
 
 
@@ -121,6 +123,25 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
+class FirstRequestFigures:
+    """Requests that waited for their adapter, since the engine started."""
+
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # served, refused, expired, gone
+    buckets: tuple[float, ...] = ()  # upper bounds of the waits of those that were served, seconds
+    waits: tuple[int, ...] = ()  # how many fell into each, the last above all bounds
+    seconds: float = 0.0  # all these waits together
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> FirstRequestFigures:
+        """Return the figures of a state. Raises KeyError or ValueError for anything else."""
+        buckets, waits = tuple(map(float, raw["buckets"])), tuple(map(int, raw["waits"]))
+        if len(waits) != len(buckets) + 1:
+            raise ValueError(f"{len(waits)} waits for {len(buckets)} buckets")
+        outcomes = {str(key): int(value) for key, value in raw["outcomes"].items()}
+        return cls(outcomes, buckets, waits, float(raw["seconds"]))
+
+
+@dataclass(frozen=True)
 class EngineState:
     """What the engine serves and holds at one moment."""
 
@@ -128,6 +149,7 @@ class EngineState:
     served: Mapping[str, int] = field(default_factory=dict)
     revisions: Mapping[int, EngineRevision] = field(default_factory=dict)
     workers: tuple[WorkerState, ...] = ()
+    first_requests: FirstRequestFigures = field(default_factory=FirstRequestFigures)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], volume: Path) -> EngineState:
@@ -141,6 +163,9 @@ class EngineState:
             served={str(name): int(value) for name, value in raw["served"].items()},
             revisions=revisions,
             workers=tuple(WorkerState.from_json(each) for each in raw["workers"]),
+            first_requests=FirstRequestFigures.from_json(raw["first_requests"])
+            if "first_requests" in raw
+            else FirstRequestFigures(),
         )
 
     def find(self, served_name: str, digest: str, loader: str) -> EngineRevision | None:
@@ -151,6 +176,14 @@ class EngineState:
     def _by_content(self) -> dict[tuple[str, str, str], EngineRevision]:
         """Every name is looked up at every look: thousands of them must not mean millions."""
         return {(r.served_name, r.digest, r.loader): r for r in self.revisions.values()}
+
+    def has_any(self, served_name: str) -> bool:
+        """Return whether any revision was loaded for the name."""
+        return served_name in self._loaded_names
+
+    @cached_property
+    def _loaded_names(self) -> set[str]:
+        return {each.served_name for each in self.revisions.values()}
 
     def tier(self, lora_int_id: int) -> pb.Tier:
         """Return the best tier that every worker has the id in; STAGED when one lacks it.

@@ -113,7 +113,9 @@ class Restorer:
             log.info("adopted %s from the engine", served_name)
             loader = revision.loader if revision.loader != "stock" else "direct"
             agent.desired.put(
-                ServedName(served_name, "", Target(revision.digest, loader), pinned=revision.pinned)
+                ServedName(
+                    served_name, "", Target(revision.digest, loader), residency=revision.residency
+                )
             )
 
     async def _restore(self, served_name: str) -> None:

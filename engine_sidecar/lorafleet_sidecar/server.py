@@ -16,6 +16,7 @@ from lorafleet_sidecar.addressee import Addressee
 from lorafleet_sidecar.agent import Agent
 from lorafleet_sidecar.desired import Desired
 from lorafleet_sidecar.engine import STOCK_GRACE_SECONDS, EngineClient
+from lorafleet_sidecar.first_requests import FirstRequests
 from lorafleet_sidecar.metrics import SidecarCollector
 from lorafleet_sidecar.metrics_server import MetricsServer
 from lorafleet_sidecar.restore import Restorer
@@ -51,6 +52,7 @@ class Sidecar:
         engine = EngineClient(settings, stock_grace_seconds=stock_grace_seconds)
         self.agent = Agent(engine, self.store, desired, settings)
         self.restorer = Restorer(self.agent, settings.refresh_seconds)
+        self.first_requests = FirstRequests(self.agent, settings.refresh_seconds)
         self.port = 0
         self._server = grpc.aio.server(
             interceptors=[Addressee(settings.pod_uid)],
@@ -74,7 +76,8 @@ class Sidecar:
         # A sidecar that restarts alone first learns what the engine reads, then takes bytes.
         await self.agent.look()
         pb_grpc.add_SidecarServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            SidecarServicer(self.agent, settings.drain_timeout_seconds), self._server
+            SidecarServicer(self.agent, self.first_requests, settings.drain_timeout_seconds),
+            self._server,
         )
         self._transfer = await add_transfer_service(
             self._server,
@@ -107,6 +110,7 @@ class Sidecar:
             self._metrics.start()
         self._loops = [
             asyncio.create_task(self.restorer.run(), name="restore"),
+            asyncio.create_task(self.first_requests.run(), name="first requests"),
             asyncio.create_task(self._post_store_changes(), name="store changes"),
         ]
         log.info("listening on %s, metrics on port %s", settings.listen, self.metrics_port)

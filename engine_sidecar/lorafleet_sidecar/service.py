@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
-from lorafleet_sidecar.desired import LoadWish, Probe
+from lorafleet_sidecar.desired import GPU, SHARED, LoadWish, Probe
 from lorafleet_sidecar.ending import end_engine
 from lorafleet_sidecar.grpc_errors import answers_errors
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from lorafleet_sidecar.agent import Agent
+    from lorafleet_sidecar.first_requests import FirstRequests
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SidecarService"].full_name
 # A burst of changes becomes one message: watchers hear at most this often.
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 class SidecarServicer(pb_grpc.SidecarServiceServicer):
     """All methods but StageAdapter and SendChunks, which are `transfer_service`'s."""
 
-    def __init__(self, agent: Agent, default_drain_seconds: float) -> None:
+    def __init__(
+        self, agent: Agent, first_requests: FirstRequests, default_drain_seconds: float
+    ) -> None:
         self._agent = agent
+        self._first_requests = first_requests
         self._default_drain_seconds = default_drain_seconds
 
     @answers_errors
@@ -47,7 +51,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
                 served_name=request.served_name,
                 digest=request.digest,
                 loader=request.loader or "direct",
-                pinned=request.pinned,
+                residency=request.residency or (GPU if request.pinned else SHARED),
                 publish=request.publish,
                 drain_seconds=request.drain_timeout_seconds or self._default_drain_seconds,
                 keep=tuple(request.keep),
@@ -81,6 +85,14 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         return pb.RestartEngineResponse()
 
     @answers_errors
+    async def RefuseNames(  # noqa: N802
+        self, request: pb.RefuseNamesRequest, context: _Context
+    ) -> pb.RefuseNamesResponse:
+        """Answer requests that wait for names which will not be served here."""
+        self._first_requests.refuse(request.names)
+        return pb.RefuseNamesResponse()
+
+    @answers_errors
     async def ListAdapters(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: _Context
     ) -> pb.ListAdaptersResponse:
@@ -101,9 +113,10 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
         self, request: pb.WatchEngineRequest, context: _Context
     ) -> AsyncIterator[pb.WatchEngineResponse]:
         """Stream the inventory now and after each change."""
-        async for inventory in self._agent.board.watch():
-            yield pb.WatchEngineResponse(inventory=inventory)
-            await asyncio.sleep(_WATCH_PAUSE_SECONDS)
+        with self._agent.board.watched():
+            async for inventory in self._agent.board.watch():
+                yield pb.WatchEngineResponse(inventory=inventory)
+                await asyncio.sleep(_WATCH_PAUSE_SECONDS)
 
 
 def _abort_seconds(request: pb.LoadAdapterRequest | pb.UnloadAdapterRequest) -> int | None:

@@ -88,6 +88,16 @@ CORE_SIDE = (
     Wanted("vllm.v1.core.sched.request_queue", "RequestQueue.remove_requests", ("requests",)),
 )
 
+# What makes requests wait for an adapter; without it they are told at once that there is none.
+FIRST_REQUEST_SIDE = (
+    Wanted(_MODELS, "OpenAIServingModels.resolve_lora", ("lora_name",)),
+    Wanted(_MODELS, "create_error_response", ("message", "err_type", "status_code")),
+    Wanted("vllm.entrypoints.serve.engine.serving", "BaseServing._check_model", ("request",)),
+    Wanted(
+        "vllm.entrypoints.pooling.base.serving", "PoolingBaseServing._check_model", ("request",)
+    ),
+)
+
 API_SIDE = (
     Wanted(_MODELS, "OpenAIServingModels.__init__", ("engine_client", "base_model_paths")),
     Wanted(_MODELS, "OpenAIServingModels.model_name", ("lora_request",)),

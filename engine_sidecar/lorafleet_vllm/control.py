@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -20,6 +20,8 @@ from vllm.lora.request import LoRARequest
 
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
+from lorafleet_vllm.first_requests import NOT_FOUND, UNAVAILABLE, Absent
+from lorafleet_vllm.keeping import GPU, OWN_PLACE, RESIDENCIES, SHARED
 from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.running import request_ids
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
@@ -28,6 +30,7 @@ from lorafleet_vllm.turns import bring_in, judge
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from lorafleet_vllm.first_requests import FirstRequests
     from lorafleet_vllm.served_names import ServedNames
 
 _log = logging.getLogger("vllm.lorafleet")
@@ -44,7 +47,8 @@ class Loaded:
     digest: str
     loader: str
     request: Any  # vLLM's LoRARequest
-    pinned: bool = False
+    residency: str = SHARED
+    since: float = field(default_factory=time.monotonic)
     verified: bool = False
 
 
@@ -63,7 +67,10 @@ class Control:
     Runs in the event loop that serves requests: publishing a name is one assignment in it.
     """
 
-    def __init__(self, volume: Volume, models: Any, compat: str) -> None:
+    def __init__(
+        self, volume: Volume, models: Any, compat: str, first_requests: FirstRequests
+    ) -> None:
+        self.first_requests = first_requests
         self._volume = volume
         self._models = models
         self._engine = models.engine_client
@@ -130,12 +137,15 @@ class Control:
                     "in_flight": self.in_flight(lora_int_id),
                     "requests": self._names.outcome(lora_int_id).requests,
                     "errors": self._names.outcome(lora_int_id).errors,
-                    "pinned": loaded.pinned,
+                    "pinned": loaded.residency == GPU,
+                    "residency": loaded.residency,
                     "verified": loaded.verified,
+                    "idle_seconds": int(time.monotonic() - self._used_at(lora_int_id)),
                 }
                 for lora_int_id, loaded in self._loaded.items()
             },
             "workers": workers,
+            "first_requests": self.first_requests.figures(),
         }
 
     async def _read_residency(self) -> list[dict[str, Any]]:
@@ -165,6 +175,9 @@ class Control:
 
     def _running(self, lora_int_id: int) -> list[str]:
         return request_ids(self._engine, self._loaded[lora_int_id].request.lora_name)
+
+    def _used_at(self, lora_int_id: int) -> float:
+        return max(self._loaded[lora_int_id].since, self._names.used_at(lora_int_id))
 
     def _is_published(self, name: str) -> bool:
         request = self._names.peek(name)
@@ -284,7 +297,15 @@ class Control:
         if previous is not None and not self._names.is_ours(previous):
             raise Refused(f"served name {served_name} is taken by an adapter that is not ours")
         self._names[served_name] = loaded.request
+        self.first_requests.answer(served_name, None)
         return {"previous": None if previous is None else previous.lora_int_id}
+
+    def refuse(self, served_name: str, status: int, line: str) -> dict[str, Any]:
+        """Let requests that wait for `served_name` fail with an HTTP status and a line."""
+        if status not in (NOT_FOUND, UNAVAILABLE):
+            raise Refused(f"status must be {NOT_FOUND} or {UNAVAILABLE}", 400)
+        self.first_requests.answer(served_name, Absent(status, line))
+        return {}
 
     def unpublish(self, served_name: str) -> dict[str, Any]:
         """Let new requests for `served_name` fail; those in flight go on."""
@@ -297,18 +318,22 @@ class Control:
         del self._names[served_name]
         return {"previous": previous.lora_int_id}
 
-    async def pin(self, lora_int_id: int, pinned: bool) -> dict[str, Any]:
-        """Keep the revision in the workers' host tier, or no longer."""
+    async def keep(self, lora_int_id: int, residency: str) -> dict[str, Any]:
+        """Let the workers keep the revision as `residency` says (keeping.py)."""
+        if residency not in RESIDENCIES:
+            raise Refused(
+                f"residency {residency!r} is not one of {', '.join(RESIDENCIES[:-1])}", 400
+            )
         self._check_live()
         loaded = self._get(lora_int_id)
         async with self._change():
             try:
-                if pinned:
+                if residency in OWN_PLACE:
                     await bring_in(self._read_workers, loaded.request)  # it may be evicted
-                await self._ask("lorafleet_pin", lora_int_id, pinned)
+                await self._ask("lorafleet_keep", lora_int_id, residency)
             except Exception as error:
                 raise Refused(_reason(error)) from error
-            loaded.pinned = pinned
+            loaded.residency = residency
         return {}
 
     async def unload(self, lora_int_id: int) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import LorafleetError
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from lorafleet_vllm.keeping import GPU, SHARED
 from lorafleet_vllm.refused import Refused
 
 if TYPE_CHECKING:
@@ -48,13 +50,25 @@ def application(control: Control) -> Starlette:
     async def publish(body: Body) -> Body:
         return control.publish(_text(body, "served_name"), _number(body, "lora_int_id"))
 
+    async def wanted(body: Body) -> Body:
+        return await control.first_requests.wanted(_number(body, "seen"))
+
+    async def refuse(body: Body) -> Body:
+        line = _text(body, "message")
+        return control.refuse(_text(body, "served_name"), _number(body, "status"), line)
+
     async def unpublish(body: Body) -> Body:
         return control.unpublish(_text(body, "served_name"))
 
     async def pin(body: Body) -> Body:
         if not isinstance(body.get("pinned"), bool):
             raise Refused("pinned must be true or false", 400)
-        return await control.pin(_number(body, "lora_int_id"), body["pinned"])
+        return await control.keep(_number(body, "lora_int_id"), GPU if body["pinned"] else SHARED)
+
+    async def keep(body: Body) -> Body:
+        if not isinstance(body.get("residency"), str):
+            raise Refused("residency must be a string", 400)
+        return await control.keep(_number(body, "lora_int_id"), body["residency"])
 
     async def abort(body: Body) -> Body:
         return await control.abort(_number(body, "lora_int_id"))
@@ -72,9 +86,12 @@ def application(control: Control) -> Starlette:
         "load": load,
         "verify": verify,
         "publish": publish,
+        "wanted": wanted,
+        "refuse": refuse,
         "unpublish": unpublish,
         "pin": pin,
         "abort": abort,
+        "keep": keep,
         "unload": unload,
         "shutdown": shutdown,
     }
@@ -92,6 +109,8 @@ def _endpoint(call: Callable[[Body], Awaitable[Body]]) -> Callable[[Request], Aw
         try:
             body = await _body(request) if request.method == "POST" else {}
             return JSONResponse(await call(body))
+        except ClientDisconnect:
+            return JSONResponse({}, 499)  # nobody reads it
         except Refused as error:
             return JSONResponse({"error": _line(error)}, error.status)
         except LorafleetError as error:

@@ -83,7 +83,7 @@ def _patch_workers() -> None:
         worker_calls.lorafleet_fetch,
         worker_calls.lorafleet_stats,
         worker_calls.lorafleet_profile,
-        worker_calls.lorafleet_pin,
+        worker_calls.lorafleet_keep,
         worker_calls.lorafleet_evidence,
     ):
         setattr(WorkerBase, call.__name__, call)
@@ -177,16 +177,20 @@ def _activate_adapter(original: Any) -> Any:
         residency = _residency(self)
         if residency is None:
             return bool(original(self, lora_id))
-        return bool(residency.activate(lora_id, original))
+        result = bool(residency.activate(lora_id, original))
+        residency.keep_slot(lora_id)
+        return result
 
     return activate_adapter
 
 
 def _count_slot_eviction(original: Any) -> Any:
     def activate_adapter(self: Any, lora_id: int) -> bool:
+        residency = _residency(self)
+        if residency is not None and lora_id not in self._active_adapters:
+            residency.make_way()
         before = set(self._active_adapters)
         result = original(self, lora_id)
-        residency = _residency(self)
         if residency is not None:
             gone = before - set(self._active_adapters)
             residency.stats.slot_evictions += len(gone & residency.known.keys())
@@ -197,9 +201,11 @@ def _count_slot_eviction(original: Any) -> Any:
 
 def _count_eviction(original: Any) -> Any:
     def remove_oldest_adapter(self: Any) -> bool:
+        residency = _residency(self)
+        if residency is not None:
+            residency.make_way()
         before = set(self._registered_adapters)
         result = original(self)
-        residency = _residency(self)
         if residency is not None:
             gone = before - set(self._registered_adapters)
             residency.stats.evictions += len(gone & residency.known.keys())
@@ -313,6 +319,23 @@ def _patch_api_server(reason: str) -> None:
         _wrap(AsyncLLM, "wake_up", _woken)
         _wrap(OpenAIServingModels, "model_name", _model_name)
         _wrap(OpenAIServingModels, "show_available_models", _show_available_models)
+        _patch_first_requests()
+
+
+def _patch_first_requests() -> None:
+    reason = compat.check(vllm.__version__, compat.FIRST_REQUEST_SIDE)
+    if reason != compat.OK:
+        _log.warning("lorafleet: requests do not wait for adapters that are not here: %s", reason)
+        return
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+    from vllm.entrypoints.serve.engine.serving import BaseServing
+
+    from lorafleet_vllm import asking
+
+    _wrap(OpenAIServingModels, "resolve_lora", asking.resolve_lora)
+    for serving in (BaseServing, PoolingBaseServing):
+        _wrap(serving, "_check_model", asking.check_model)
 
 
 def _count_requests(original: Any) -> Any:

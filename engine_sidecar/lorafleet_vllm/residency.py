@@ -20,6 +20,7 @@ from lorafleet_vllm.arena_map import Arena
 from lorafleet_vllm.background import Background
 from lorafleet_vllm.fills import SlotFills
 from lorafleet_vllm.host_store import HostStore
+from lorafleet_vllm.keeping import GPU, ON_DEMAND, OWN_PLACE, SHARED, keep, let_go_first
 from lorafleet_vllm.offload import offload
 from lorafleet_vllm.parts import exhaust
 from lorafleet_vllm.rebuild import entry_of, rebuild
@@ -51,7 +52,7 @@ class Known:
     path: RevisionPath
     revision: Revision | None
     model: direct.DirectModel | None = None
-    pinned: bool = False
+    residency: str = SHARED
 
 
 class Residency:
@@ -71,6 +72,7 @@ class Residency:
         budget = volume.arena.stat().st_size if volume.arena.exists() else 0
         self.store = HostStore(offload_budget(default=budget))
         self.known: dict[int, Known] = {}
+        self.used: frozenset[int] = frozenset()  # by the step that is coming
         self.in_step = False
         self.in_parts = False  # whoever drives gives fills their time
         self.background = Background(self)
@@ -136,7 +138,7 @@ class Residency:
             self.stats.rebuilds += 1
         else:
             self.stats.loads += 1
-        if self.known[lora_int_id].pinned:
+        if self.known[lora_int_id].residency in OWN_PLACE:
             self.manager._registered_adapters.pin(lora_int_id)
 
     def undone(self, request: Any, error: Exception, *, forget: bool) -> EngineRejected:
@@ -295,6 +297,8 @@ class Residency:
 
     def touch(self, lora_int_ids: Iterable[int]) -> None:
         """Count adapters as just used, in both tiers, where they are in them."""
+        lora_int_ids = list(lora_int_ids)
+        self.used = frozenset(lora_int_ids)
         for tier in (self.manager._registered_adapters, self.manager._active_adapters):
             for lora_int_id in lora_int_ids:
                 if lora_int_id in tier:
@@ -335,32 +339,22 @@ class Residency:
         self.background.forget(lora_int_id)
         return self.known.pop(lora_int_id, None) is not None
 
-    def pin(self, lora_int_id: int, pinned: bool) -> None:
-        """Keep a resident adapter from eviction, or no longer.
-
-        It stays in the host tier, and in its slot too while another slot is left for others.
-        Raises EngineRejected rather than let pins fill the tier: a step that then needs another
-        adapter would end the engine.
-        """
-        manager = self.manager
-        host, slots = manager._registered_adapters, manager._active_adapters
-        if not pinned:
-            host.pinned_items.discard(lora_int_id)
-            slots.pinned_items.discard(lora_int_id)
-        elif lora_int_id not in host:
-            raise EngineRejected(f"adapter {lora_int_id} is not resident and cannot be pinned")
-        elif len(host.pinned_items | {lora_int_id}) >= manager.capacity:
-            raise EngineRejected(
-                f"{len(host.pinned_items)} of {manager.capacity} adapters (max_cpu_loras) are "
-                "pinned; one place must stay for the others"
-            )
-        else:
-            host.pin(lora_int_id)
-            free = len(slots.pinned_items | {lora_int_id}) < manager.lora_slots
-            if lora_int_id in slots and free:
-                slots.pin(lora_int_id)
+    def keep(self, lora_int_id: int, residency: str) -> None:
+        """Keep a resident adapter as `residency` says (keeping.py). Raises EngineRejected."""
+        keep(self.manager, lora_int_id, residency)
         if lora_int_id in self.known:
-            self.known[lora_int_id].pinned = pinned
+            self.known[lora_int_id].residency = residency
+
+    def keep_slot(self, lora_int_id: int) -> None:
+        """Pin the slot that an adapter of residency gpu has got just now."""
+        known = self.known.get(lora_int_id)
+        if known is not None and known.residency == GPU:
+            keep(self.manager, lora_int_id, GPU)
+
+    def make_way(self) -> None:
+        """Let those go first, of what is about to be dropped, that are there only on demand."""
+        first_out = [each for each, known in self.known.items() if known.residency == ON_DEMAND]
+        let_go_first(self.manager, first_out, self.used)
 
     def report(self) -> dict[str, Any]:
         """Return the residency and memory of this worker, as /v1/state tells them."""

@@ -8,6 +8,7 @@ a revision up holds it until it is answered, response streamed and all; outside 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from lorafleet_vllm import outcomes
@@ -36,6 +37,7 @@ class ServedNames(dict[str, Any]):
         self._volume = volume
         self._holders: dict[int, set[object]] = {}
         self._outcomes: dict[int, outcomes.Outcome] = {}
+        self._used_at: dict[int, float] = {}
         self.lookups = 0  # of any adapter: each may move others between the tiers
 
     def __getitem__(self, name: str) -> Any:
@@ -54,6 +56,7 @@ class ServedNames(dict[str, Any]):
         return self._volume.revision_of(request.lora_path) is not None
 
     def _hold(self, lora_int_id: int) -> None:
+        self._used_at[lora_int_id] = time.monotonic()
         holders = self._holders.setdefault(lora_int_id, set())
         request = outcomes.current.get()
         if request is not None:
@@ -86,6 +89,10 @@ class ServedNames(dict[str, Any]):
         """Return how the revision's requests have ended so far."""
         return self._outcomes.get(lora_int_id, outcomes.Outcome())
 
+    def used_at(self, lora_int_id: int) -> float:
+        """Return when a request last looked the revision up (time.monotonic()), 0 if none did."""
+        return self._used_at.get(lora_int_id, 0.0)
+
     def holders(self, lora_int_id: int) -> int:
         """Return how many requests have looked the revision up and are not answered yet."""
         return len(self._holders.get(lora_int_id, ()))
@@ -94,6 +101,7 @@ class ServedNames(dict[str, Any]):
         """Drop the bookkeeping of an unloaded revision."""
         self._holders.pop(lora_int_id, None)
         self._outcomes.pop(lora_int_id, None)
+        self._used_at.pop(lora_int_id, None)
 
     def shown_name(self, request: Any) -> str:
         """Return the name that clients know the adapter of `request` by."""

@@ -65,11 +65,11 @@ def lorafleet_fetch(worker: Any, wanted: list[tuple[int, str, str]], needed: lis
     return json.dumps(residency.background.fetch(requests, needed))
 
 
-def lorafleet_pin(worker: Any, lora_int_id: int, pinned: bool) -> str:
-    """Pin or unpin a resident adapter."""
+def lorafleet_keep(worker: Any, lora_int_id: int, how: str) -> str:
+    """Keep a resident adapter as `how` (a residency of keeping.py) says."""
     residency = residency_of(worker)
     if residency is not None:
-        residency.pin(lora_int_id, pinned)
+        residency.keep(lora_int_id, how)
     return "{}"
 
 

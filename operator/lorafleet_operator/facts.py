@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator import revisions, rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
+from lorafleet_operator.api.v1alpha1 import PlacementPolicy, Residency
 from lorafleet_operator.traffic import may_answer
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import (
         EnginePool,
         LoRAAdapter,
+        LoRAAdapterSpec,
         Revision,
         RolledBack,
         RoutingStatus,
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.memory import Verdict
     from lorafleet_operator.world import EngineView
+
+
+GPU: Final = str(Residency.GPU)
+
+
+def residency_order(spec: LoRAAdapterSpec) -> str:
+    """Return what sidecars are told of the adapter's residency: nothing, if it is shared."""
+    wanted = spec.wanted_residency
+    return "" if wanted is Residency.SHARED else str(wanted)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Placed:
     """Pods whose engine has the adapter but gave its place to more important ones."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Pods whose engine refuses the content for good, or too often, with what it said."""
+    guests: frozenset[str] = frozenset()
+    """Of `pods`, those beyond the replicas, where requests have asked for it."""
 
 
 @dataclass
@@ -140,6 +153,24 @@ class Facts:
         """Return the engine of the pod with that UID."""
         return next(view for view in self.engines if view.uid == uid)
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether it is on no engine because no request has asked for it."""
+        on_demand = self.adapter.spec.placement.policy is PlacementPolicy.ON_DEMAND
+        placed = self.placed
+        return on_demand and placed is not None and not placed.pods and placed.blocked is None
+
+    @property
+    def guest_residency(self) -> str:
+        """What engines beyond the replicas are told, and by what they are known again."""
+        usual = residency_order(self.adapter.spec)
+        return "" if usual == Residency.ON_DEMAND else str(Residency.ON_DEMAND)
+
+    def residency_on(self, view: EngineView) -> str:
+        """Return what the sidecar of an engine is told of the adapter's residency."""
+        guest = self.placed is not None and view.pod.name in self.placed.guests
+        return self.guest_residency if guest else residency_order(self.adapter.spec)
+
     def is_desired(self, view: EngineView) -> bool:
         """Return whether the plan wants the adapter on this engine."""
         return self.placed is not None and view.member and view.pod.name in self.placed.pods
@@ -174,7 +205,6 @@ class Facts:
         return rollout.Wanted(
             served_name=self.adapter.served_name,
             loader=str(self.adapter.spec.loader),
-            pinned=self.adapter.spec.pinned,
             holdings=tuple(self._holding(view, course, keep) for view in self.engines),
             max_unavailable=unavailable,
             max_surge=surge,
@@ -203,6 +233,7 @@ class Facts:
         return rollout.Holding(
             engine=view.uid,
             desired=self.is_desired(view),
+            residency=self.residency_on(view),
             takes_orders=view.takes_orders,
             digest=digest,
             loaded=tuple(
@@ -211,7 +242,7 @@ class Facts:
                     served_name=entry.served_name,
                     loader=entry.loader,
                     published=entry.published,
-                    pinned=entry.pinned,
+                    residency=entry.residency or (GPU if entry.pinned else ""),
                     draining=entry.draining,
                 )
                 for entry in entries

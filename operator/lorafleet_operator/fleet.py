@@ -15,6 +15,7 @@ from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.bodies import Bodies
 from lorafleet_operator.cluster.owned import Owned
 from lorafleet_operator.cluster.writes import StatusWriter
+from lorafleet_operator.first_requests import Requested, owners
 from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.pool_planner import PoolPlanner
@@ -52,6 +53,7 @@ class Fleet:
         """UIDs of deleted adapters that were unloaded and let go."""
         self.memory = Memory()
         self.holders = Holders()
+        self.requested = Requested()
         self.wakeups = Wakeups()
         self._planners: dict[str, PoolPlanner] = {}
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
@@ -176,6 +178,7 @@ class Fleet:
             self.connect(self._endpoints.values(), self._living)
         if gone:
             self.holders.forget(pod.uid)
+            self.requested.note(pod.key, ())
         for pool in self.world.pools.get(pod.namespace) or ():
             labels = pool.spec.selector.match_labels
             matches = pod.matches(labels)
@@ -217,6 +220,7 @@ class Fleet:
         """Close every connection."""
         await self.secrets.close()
         await self.router.close()
+        await self.requested.close()
         await self.links.close()
         await self.api.close()
 
@@ -249,6 +253,7 @@ class Fleet:
         for each in (previous, link.inventory):
             adapters = (entry.adapter for entry in each.loaded) if each else ()
             self.router.concerns(adapters, link.endpoint.uid)
+        self._hear_requests(link)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
             if name in self._members(pool):
@@ -261,6 +266,27 @@ class Fleet:
         loaded = link.inventory.loaded if link.inventory and affected is None else ()
         for key in affected or {entry.adapter for entry in loaded}:
             self.wakeups.wake(key)
+
+    def _hear_requests(self, link: EngineLink) -> None:
+        """Wake the adapters that requests wait for on an engine; refuse names that nobody owns."""
+        pod = link.endpoint.pod
+        heard = link.inventory is not None and link.in_contact
+        names = link.inventory.requested if link.inventory is not None and heard else ()
+        self.requested.note(pod, names)
+        if not names:
+            return
+        namespace, _, name = pod.partition("/")
+        planners = []
+        for pool in self.world.pools.get(namespace) or ():
+            if name in self._members(pool):
+                planners.append(self.planner(pool.key))
+                planners[-1].look_at_adapters(self.world.adapters.get(pool.key) or ())
+        found = owners(names, planners)
+        for key in filter(None, found.values()):
+            self.wakeups.wake(key, news=True)
+        unknown = [pb.RefusedName(served_name=each) for each, key in found.items() if key is None]
+        if unknown:
+            self.requested.refuse(link, unknown)
 
 
 def pool_loop(key: str) -> str:
@@ -293,10 +319,10 @@ def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
     found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
     for entry in inventory.loaded:
         quiet = entry
-        if entry.in_flight or entry.requests:
+        if entry.in_flight or entry.requests or entry.idle_seconds:
             quiet = pb.LoadedAdapter()
             quiet.CopyFrom(entry)
-            quiet.in_flight = quiet.requests = quiet.errors = 0
+            quiet.in_flight = quiet.requests = quiet.errors = quiet.idle_seconds = 0
         found[b"l" + _bytes(quiet)] = entry.adapter
     return found
 

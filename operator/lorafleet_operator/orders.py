@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import (
     DigestMismatch,
@@ -26,6 +26,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator import metrics, rollout
 from lorafleet_operator.aside import aside
 from lorafleet_operator.crashpoint import crash_at
+from lorafleet_operator.facts import GPU
 from lorafleet_operator.filling import fill_from_neighbours, target
 from lorafleet_operator.resolve import same_content
 from lorafleet_operator.revisions import earlier, to_keep
@@ -254,7 +255,7 @@ def _load_request(
         served_name=facts.adapter.served_name,
         digest=digest,
         loader=str(spec.loader),
-        pinned=spec.pinned,
+        **_residency(facts.residency_on(facts.view(uid))),
         publish=publish,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
         keep=sorted(to_keep(view, earlier(facts, course), digest)),
@@ -268,6 +269,11 @@ def _load_request(
     return request
 
 
+def _residency(order: str) -> dict[str, Any]:
+    """Return the fields that say it: older sidecars know `pinned` alone."""
+    return {"residency": order, "pinned": order == GPU}
+
+
 def _restore_request(
     facts: Facts, course: Course, uid: str, served: rollout.Loaded
 ) -> pb.LoadAdapterRequest:
@@ -276,7 +282,7 @@ def _restore_request(
         served_name=served.served_name,
         digest=served.digest,
         loader=served.loader,
-        pinned=served.pinned,
+        **_residency(served.residency),
         publish=True,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
         keep=sorted(to_keep(facts.view(uid), earlier(facts, course), served.digest)),

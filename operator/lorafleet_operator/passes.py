@@ -212,10 +212,12 @@ async def deletion_pass(body: dict[str, Any], fleet: Fleet) -> Outcome | None:
 
 def adapter_interval(body: Mapping[str, Any], fleet: Fleet) -> float:
     """Return the seconds to the next pass over an adapter that nothing wakes."""
-    poll = ((body.get("spec") or {}).get("source") or {}).get("pollIntervalSeconds") or 0
+    spec = body.get("spec") or {}
+    poll = (spec.get("source") or {}).get("pollIntervalSeconds") or 0
+    idle = (spec.get("placement") or {}).get("idleSeconds") or 0
     resync = fleet.settings.resync_seconds
     if (body.get("status") or {}).get("canary"):
-        trial = ((body.get("spec") or {}).get("rollout") or {}).get("canary") or {}
+        trial = (spec.get("rollout") or {}).get("canary") or {}
         resync = min(resync, max(_TRIAL_SECONDS[0], trial.get("holdSeconds", 0) / _TRIAL_LOOKS))
         resync = min(resync, _TRIAL_SECONDS[1])
-    return min(resync, float(poll)) if poll else resync
+    return min(float(each) for each in (resync, poll, idle) if each)

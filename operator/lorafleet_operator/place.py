@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
-from lorafleet_operator.placement import AdapterDemand, blocked, displaced_from, wanted
+from lorafleet_operator.placement import AdapterDemand, Policy, blocked, displaced_from, wanted
 from lorafleet_operator.revisions import TRIES
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.memory import Memory
     from lorafleet_operator.pool_planner import PoolPlanner
+
+_IDLE_SECONDS: Final = 3600
+"""How long an adapter on demand stays where nobody asks for it, if its spec does not say."""
 
 
 def place(facts: Facts, fleet: Fleet) -> None:
@@ -36,7 +38,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
     owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
-    needs = demand(facts, planner, fleet.memory)
+    needs = demand(facts, planner, fleet)
     if owner is None:
         planner.plan.set_adapter(needs)
     else:
@@ -57,6 +59,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         blocked=blocked(planner.plan, entry, want),
         displaced=displaced_from(planner.plan, entry),
         refused=needs.refused,
+        guests=frozenset(entry.guests),
     )
 
 
@@ -83,7 +86,7 @@ def see_chosen(facts: Facts, fleet: Fleet, planner: PoolPlanner) -> None:
     facts.engines = sorted(seen, key=lambda view: (not view.member, view.pod.name))
 
 
-def demand(facts: Facts, planner: PoolPlanner, memory: Memory) -> AdapterDemand:
+def demand(facts: Facts, planner: PoolPlanner, fleet: Fleet) -> AdapterDemand:
     """Return what the pass's adapter needs: what the pass has found out counts, then the status.
 
     An engine that refused the content for good, or three times, gets it only if no other can take
@@ -93,16 +96,57 @@ def demand(facts: Facts, planner: PoolPlanner, memory: Memory) -> AdapterDemand:
     refused = {}
     for view in facts.engines:
         about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)
-        if memory.failures_of(*about) >= TRIES:
+        if fleet.memory.failures_of(*about) >= TRIES:
             refused[view.pod.name] = f"refused the content {TRIES} times"
         if view.uid in facts.refusals:
             refused[view.pod.name] = text = str(facts.refusals[view.uid])
             verdict = facts.verdicts.get(view.uid)
             if verdict is not None and verdict.error is not None and view.profile is not None:
                 refused |= dict.fromkeys(planner.of_profile(view.profile), text)
-    return replace(
+    known = replace(
         known,
         size_bytes=known.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=known.rank if facts.rank is None else facts.rank,
         refused=refused,
+    )
+    return as_asked(known, facts, planner, fleet)
+
+
+def as_asked(
+    known: AdapterDemand, facts: Facts, planner: PoolPlanner, fleet: Fleet
+) -> AdapterDemand:
+    """Return the demand with what requests ask for: nothing of policy All.
+
+    An engine beyond the replicas keeps the adapter as a guest until nobody asks for it.
+    """
+    if known.policy is Policy.ALL:
+        return known
+    requested, idle = _requested(facts, planner, fleet), _idle(facts)
+    if known.on_demand:
+        return replace(known, requested=requested, idle=idle)
+    mark = facts.guest_residency
+    guests = frozenset(
+        view.pod.name
+        for view in facts.engines
+        if any(entry.residency == mark for entry in view.loaded(facts.key))
+    )
+    return replace(known, requested=requested, visits=guests - idle)
+
+
+def _requested(facts: Facts, planner: PoolPlanner, fleet: Fleet) -> frozenset[str]:
+    """Return the engines where requests wait for the adapter, by pod name."""
+    pods = fleet.requested.pods(facts.adapter.served_name)
+    return (
+        frozenset(pod.name for pod in planner.members.values() if pod.key in pods) if pods else pods
+    )
+
+
+def _idle(facts: Facts) -> frozenset[str]:
+    """Return the engines where no request has asked for the adapter for long, by pod name."""
+    limit = facts.adapter.spec.placement.idle_seconds or _IDLE_SECONDS
+    return frozenset(
+        view.pod.name
+        for view in facts.engines
+        if (loaded := view.loaded(facts.key))
+        and all(entry.idle_seconds >= limit and not entry.in_flight for entry in loaded)
     )

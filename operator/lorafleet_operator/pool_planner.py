@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.v1alpha1 import EngineHealth
-from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner
+from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, unmet
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -130,6 +130,11 @@ class PoolPlanner:
             self.claim(known.key, known.served_name, known.created)
             self.plan.set_adapter(known.demand)
 
+    def unmet(self, key: str, pods: Collection[str]) -> dict[str, str]:
+        """Return why the adapter is not on those of these engines where it is not, by pod name."""
+        entry = self.plan.entries.get(key)
+        return unmet(self.plan, entry, pods) if entry is not None and pods else {}
+
     def forget(self, key: str) -> None:
         """Forget an adapter that is gone."""
         self.plan.drop_adapter(key)
@@ -156,6 +161,11 @@ class PoolPlanner:
         claims.pop(key, None)
         if not claims:
             self._names.pop(served_name, None)
+
+    def owner(self, served_name: str) -> str | None:
+        """Return the adapter that owns a served name, None if none claims it."""
+        claims = self._names.get(served_name)
+        return min(claims, key=lambda each: (claims[each], each)) if claims else None
 
     def claimants(self, served_name: str) -> list[str]:
         """Return the adapters that claim a served name."""
@@ -192,6 +202,7 @@ def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> En
         max_loras=inventory.max_loras,
         max_cpu_loras=inventory.max_cpu_loras,
         loaded=frozenset(entry.adapter for entry in inventory.loaded if entry.adapter),
+        idle_seconds={e.adapter: e.idle_seconds for e in inventory.loaded if not e.in_flight},
         staged=frozenset(entry.digest for entry in inventory.staged),
         arena_limit_bytes=inventory.arena.limit_bytes,
         arena_used_bytes=inventory.arena.used_bytes,

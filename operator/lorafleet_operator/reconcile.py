@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.facts import Facts
+from lorafleet_operator.first_requests import answer
 from lorafleet_operator.observe import observe
 from lorafleet_operator.orders import load, make_room, publish, retire, stage
 from lorafleet_operator.place import place
@@ -62,6 +63,7 @@ async def reconcile(
     said = report(facts)
     if said.status.canary != facts.adapter.status.canary:  # it decides who gets which requests
         await route(facts, fleet, said.status)
+    answer(facts, fleet, retry=said.retry)  # requests that wait for what is not coming
     return said
 
 

@@ -89,7 +89,11 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
     ready = rollout.ready(wanted)
     desired = facts.placed.wanted if facts.placed else 0
     last = ready_condition(observed, generation=generation, now=now)
-    if last.status == "True" and (ready < desired or not desired):
+    if last.status == "True" and facts.sleeps:
+        last = condition(
+            ConditionType.READY, True, Reason.READY, _ASLEEP, generation=generation, now=now
+        )
+    elif last.status == "True" and (ready < desired or not desired):
         text = f"{ready} of {desired} engines serve {facts.adapter.served_name}"
         last = condition(
             ConditionType.READY, False, Reason.LOADING, text, generation=generation, now=now
@@ -127,6 +131,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         fingerprint=("" if facts.pinned else facts.fingerprint) or old.fingerprint,
         resolved_revision=facts.revision[:512] or old.resolved_revision,
         served_name=facts.adapter.served_name,
+        residency=facts.adapter.spec.wanted_residency,
         size_bytes=old.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=old.rank if facts.rank is None else facts.rank,
         desired_engines=desired,
@@ -199,6 +204,7 @@ def transitions(old: Sequence[Condition], new: Sequence[Condition]) -> list[Cond
     ]
 
 
+_ASLEEP: Final = "no engine has it; the first request to one brings it there"
 _Found = tuple[bool | None, Reason, str]
 
 
@@ -235,6 +241,8 @@ def _placed(facts: Facts) -> _Found:
         return None, Reason.WAITING, "not planned yet"
     if placed.blocked is not None:
         return False, *placed.blocked
+    if facts.sleeps:
+        return True, Reason.PLACED, "on no engine until a request asks one for it"
     return True, Reason.PLACED, f"on {_names(placed.pods)}"
 
 
@@ -250,6 +258,8 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
         more = f" (and {len(failed) - 1} more engines)" if len(failed) > 1 else ""
         text = f"engine {facts.view(uid).pod.name}: {error}{more}"
         return False, outcome_of(error).reason, _keeps_serving(facts, wanted, text)
+    if facts.sleeps and facts.fingerprint:
+        return True, Reason.LOADED, _ASLEEP
     if not facts.fingerprint or not desired:
         return None, Reason.WAITING, "an earlier condition has to become True first"
     away = [view for view in facts.engines if facts.is_desired(view) and not view.takes_orders]

@@ -28,7 +28,8 @@ class Loaded:
     served_name: str
     loader: str = "direct"
     published: bool = False
-    pinned: bool = False
+    residency: str = ""
+    """What the engine keeps of it, as sidecars are told (`LoadAdapterRequest.residency`)."""
     draining: bool = False
     """Whether the sidecar only waits for running requests before it unloads it."""
 
@@ -39,6 +40,8 @@ class Holding:
 
     engine: str
     desired: bool = True
+    residency: str = ""
+    """What this engine should keep of the adapter."""
     takes_orders: bool = True
     digest: str = ""
     """Digest of the wanted revision on this engine, "" while it is not staged."""
@@ -65,7 +68,6 @@ class Wanted:
 
     served_name: str
     loader: str = "direct"
-    pinned: bool = False
     holdings: tuple[Holding, ...] = field(default=())
     max_unavailable: int = 0
     """Most engines without any revision during an update."""
@@ -155,7 +157,7 @@ def may_publish(wanted: Wanted) -> bool:
 
 
 def to_publish(wanted: Wanted) -> list[str]:
-    """Return the engines on which the served name (or the pin) has to be moved."""
+    """Return the engines on which the served name (or what is kept) has to be moved."""
     free = may_publish(wanted)
     return [
         holding.engine
@@ -258,7 +260,9 @@ def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:
 
 def _published_as_wanted(wanted: Wanted, holding: Holding) -> bool:
     return not holding.keeps_others and any(
-        _is_wanted(wanted, holding, entry) and entry.published and entry.pinned == wanted.pinned
+        _is_wanted(wanted, holding, entry)
+        and entry.published
+        and (entry.residency == holding.residency or entry.loader == STOCK)
         for entry in holding.loaded
     )
 

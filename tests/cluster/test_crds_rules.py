@@ -169,6 +169,26 @@ CASES = [
         adapter(placement={"policy": "Spread", "replicas": 2}),
         adapter(placement={"replicas": 2}),
     ),
+    Case(
+        rules.REPLICAS_NEED_A_CHOICE,
+        adapter(placement={"policy": "OnDemand"}),
+        adapter(placement={"policy": "OnDemand", "replicas": 2}),
+    ),
+    Case(
+        rules.IDLE_NEEDS_ON_DEMAND,
+        adapter(placement={"policy": "OnDemand", "idleSeconds": 60}),
+        adapter(placement={"policy": "All", "idleSeconds": 60}),
+    ),
+    Case(
+        rules.PINNED_IS_GPU,
+        adapter(pinned=True, residency="gpu"),
+        adapter(pinned=True, residency="host"),
+    ),
+    Case(
+        rules.PINNED_IS_GPU,
+        adapter(pinned=False, residency="onDemand"),
+        adapter(pinned=True, residency="shared"),
+    ),
     Case(rules.SHARE, rollout(maxUnavailable="25%"), rollout(maxUnavailable="0.5")),
     Case(rules.SHARE, rollout(maxSurge=3, maxUnavailable=0), rollout(maxSurge=-1)),
     Case(rules.SHARE_OF_AT_LEAST_ONE, canary(engines=1), canary(engines=0)),

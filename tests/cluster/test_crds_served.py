@@ -18,6 +18,7 @@ from lorafleet_operator.api.v1alpha1 import (
     EnginePoolStatus,
     LoRAAdapter,
     LoRAAdapterStatus,
+    Residency,
     Tier,
 )
 from lorafleet_operator.cluster.writes import merge_patch
@@ -67,6 +68,7 @@ def full_status() -> LoRAAdapterStatus:
         observed_generation=1,
         digest="sha256:" + "a" * 64,
         served_name="t/sql",
+        residency=Residency.HOST,
         size_bytes=3 << 30,
         rank=8,
         desired_engines=2,
@@ -143,7 +145,7 @@ def test_printer_columns_of_adapters(kube: KubeRest, namespace: str) -> None:
     kube.merge(path("LoRAAdapter", namespace, "sql", "status"), {"status": full_status().to_api()})
     new, sql = table(kube, "LoRAAdapter", namespace)
     assert list(sql) == [
-        "Name", "Base Model", "Engines", "Ready", "Reason", "Tier", "Age",
+        "Name", "Base Model", "Engines", "Ready", "Reason", "Tier", "Age", "Residency",
         "Served Name", "Digest", "Message",
     ]  # fmt: skip
     assert {**sql, "Age": "", "Digest": ""} == {
@@ -154,6 +156,7 @@ def test_printer_columns_of_adapters(kube: KubeRest, namespace: str) -> None:
         "Reason": "Staging",
         "Tier": "gpu",
         "Age": "",
+        "Residency": "host",
         "Served Name": "t/sql",
         "Digest": "",
         "Message": "4 of 9 MiB",

@@ -54,7 +54,7 @@ async def test_what_an_engine_lost_in_a_restart_comes_back_without_anybody(rig: 
     assert rig.engine.instance != first
     assert (await rig.inventory()).engine_instance == rig.engine.instance
     assert await rig.answer("team-a/sql") == one[7:19]
-    assert rig.engine.revisions[rig.engine.served["team-b/chat"]].pinned
+    assert rig.engine.revisions[rig.engine.served["team-b/chat"]].residency == "gpu"
 
 
 async def test_what_comes_back_wrong_after_a_restart_is_not_served(rig: Rig) -> None:

@@ -216,3 +216,32 @@ def test_a_load_goes_on_behind_the_steps_of_others(engine: Any) -> None:
     assert steps >= len(engine.manager.get_adapter(2).plan.layers)  # one part behind each
     assert core.has_unfinished_requests()
     run(engine)
+
+
+def test_one_that_keeps_its_place_in_host_memory_shares_the_slots(engine: Any) -> None:
+    requests = {n: staged(engine, n, seed=1) for n in range(1, 6)}
+    engine.lora.add_adapter(requests[1])
+    engine.residency.keep(1, "host")
+    for lora_int_id in (2, 3, 4, 5):
+        engine.lora.set_active_adapters({requests[lora_int_id]}, None)
+    assert engine.lora.list_adapters() == {1, 4, 5}
+    assert set(engine.manager.lora_index_to_id) == {4, 5}
+    assert engine.residency.stats.rebuilds == 0
+    engine.residency.keep(1, "gpu")
+    engine.lora.set_active_adapters({requests[1]}, None)
+    for lora_int_id in (2, 3):
+        engine.lora.set_active_adapters({requests[lora_int_id]}, None)
+    assert 1 in engine.manager.lora_index_to_id, "it is pinned to the slot that it gets later"
+
+
+def test_one_that_is_there_on_demand_goes_first_unless_the_step_uses_it(engine: Any) -> None:
+    requests = {n: staged(engine, n, seed=1) for n in range(1, 6)}
+    for lora_int_id in (1, 2, 3):
+        engine.lora.add_adapter(requests[lora_int_id])
+    engine.residency.keep(3, "onDemand")
+    engine.lora.set_active_adapters({requests[3]}, None)
+    engine.lora.set_active_adapters({requests[4]}, None)
+    assert engine.lora.list_adapters() == {1, 2, 4}, "3 was the last one used, and goes first"
+    engine.residency.keep(4, "onDemand")
+    engine.lora.set_active_adapters({requests[4], requests[5]}, None)
+    assert engine.lora.list_adapters() == {2, 4, 5}

@@ -244,15 +244,15 @@ def test_pinned_adapters_stay_and_one_place_is_left_for_others(engine: Any) -> N
     digest = engine.arena.add(adapter)
     for lora_int_id in (1, 2, 3):
         engine.lora.add_adapter(request(engine, lora_int_id, digest))
-    engine.residency.pin(1, True)
-    engine.residency.pin(2, True)
+    engine.residency.keep(1, "gpu")
+    engine.residency.keep(2, "gpu")
     with pytest.raises(Exception, match="one place must stay for the others"):
-        engine.residency.pin(3, True)
+        engine.residency.keep(3, "gpu")
     for lora_int_id in (4, 5, 6):
         engine.lora.set_active_adapters({request(engine, lora_int_id, digest)}, None)
     assert engine.lora.list_adapters() == {1, 2, 6}
     assert 1 in engine.manager.lora_index_to_id
-    engine.residency.pin(1, False)
+    engine.residency.keep(1, "")
     engine.lora.add_adapter(request(engine, 7, digest))
     assert engine.lora.list_adapters() == {2, 6, 7}
 

@@ -21,6 +21,16 @@ class PlacementPolicy(StrEnum):
     ALL = "All"
     SPREAD = "Spread"
     BIN_PACK = "BinPack"
+    ON_DEMAND = "OnDemand"
+
+
+class Residency(StrEnum):
+    """What engines keep ready of an adapter."""
+
+    GPU = "gpu"  # pinned: a slot and a place in host memory of its own
+    HOST = "host"  # a place in host memory of its own
+    ON_DEMAND = "onDemand"  # staged, and loaded when a request asks for it
+    SHARED = "shared"  # loaded; slots and places are shared, least recently used out first
 
 
 class Loader(StrEnum):
@@ -50,16 +60,27 @@ class Placement(ApiModel):
 
     policy: PlacementPolicy = PlacementPolicy.ALL
     """All: every engine of the pool. Spread: `replicas` engines, apart from each other and with the
-    most room. BinPack: `replicas` engines, the fullest that still have room."""
+    most room. BinPack: `replicas` engines, the fullest that still have room. OnDemand: none, until a
+    request asks an engine of the pool for it; there it stays until others need the room, or for
+    `idleSeconds`."""
     replicas: Int32 | None = Field(default=None, ge=1, le=1000)
     """Number of engines for policies Spread and BinPack; 1 if left out."""
 
-    model_config = ConfigDict(json_schema_extra=validations(rules.REPLICAS_NEED_A_CHOICE))
+    idle_seconds: Int32 | None = Field(default=None, ge=1, le=604_800)
+    """For policy OnDemand: how long an engine keeps the adapter without a request; 3600 if left
+    out."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(rules.REPLICAS_NEED_A_CHOICE, rules.IDLE_NEEDS_ON_DEMAND)
+    )
 
     @model_validator(mode="after")
-    def _replicas_need_a_choice(self) -> Self:
-        if self.replicas is not None and self.policy is PlacementPolicy.ALL:
+    def _fits_the_policy(self) -> Self:
+        chooses = self.policy in (PlacementPolicy.SPREAD, PlacementPolicy.BIN_PACK)
+        if self.replicas is not None and not chooses:
             raise ValueError(rules.REPLICAS_NEED_A_CHOICE.message)
+        if self.idle_seconds is not None and self.policy is not PlacementPolicy.ON_DEMAND:
+            raise ValueError(rules.IDLE_NEEDS_ON_DEMAND.message)
         return self
 
 
@@ -85,7 +106,12 @@ class LoRAAdapterSpec(ApiModel):
     loader: Loader = Loader.DIRECT
     """How engines build the adapter: direct (from the arena) or device (on the GPU)."""
     pinned: bool = False
-    """Whether the adapter keeps a GPU slot of its own and is never evicted."""
+    """The older way to say `residency: gpu`."""
+    residency: Residency | None = None
+    """What engines keep ready of it. gpu: pinned, a GPU slot and a place in host memory of its own,
+    never evicted. host: a place in host memory of its own. shared, or left out: loaded, in slots and
+    places that the least recently used leave. onDemand: staged; the first request for its name loads it, and it
+    is the first to be evicted."""
     priority: Int32 = Field(default=0, ge=-1_000_000, le=1_000_000)
     """More is more important: where there is no room, adapters of lower priority that are not pinned
     give way, the least important first and as few as will do."""
@@ -110,6 +136,19 @@ class LoRAAdapterSpec(ApiModel):
     drop_unmatched: DropUnmatched | None = None
     """tower: leave out what was trained on a multimodal wrapper's tower. Left out: an adapter
     with modules that the engine lacks is refused."""
+
+    model_config = ConfigDict(json_schema_extra=validations(rules.PINNED_IS_GPU))
+
+    @property
+    def wanted_residency(self) -> Residency:
+        """Return what engines keep ready of it, in whichever way that is said."""
+        return Residency.GPU if self.pinned else self.residency or Residency.SHARED
+
+    @model_validator(mode="after")
+    def _pinned_is_gpu(self) -> Self:
+        if self.pinned and self.residency not in (None, Residency.GPU):
+            raise ValueError(rules.PINNED_IS_GPU.message)
+        return self
 
     @field_validator("served_name")
     @classmethod
@@ -173,6 +212,8 @@ class LoRAAdapterStatus(ApiModel):
     """What the source calls that content: an ETag, generation, commit, digest or time."""
     served_name: str = Field(default="", max_length=1024)
     """What clients send as `model`."""
+    residency: Residency | None = None
+    """What engines keep ready of it: gpu, host, shared or onDemand."""
     size_bytes: Int64 | None = Field(default=None, ge=0)
     """Bytes of host memory per engine."""
     rank: Int32 | None = Field(default=None, ge=0)

@@ -101,8 +101,17 @@ NO_USER_IN_URL: Final = Rule(
 )
 
 REPLICAS_NEED_A_CHOICE: Final = Rule(
-    "!has(self.replicas) || self.policy != 'All'",
-    "placement.replicas is for policies Spread and BinPack; policy All takes every engine of the pool",
+    "!has(self.replicas) || self.policy in ['Spread', 'BinPack']",
+    "placement.replicas is for policies Spread and BinPack; policy All takes every engine of the pool,"
+    " and OnDemand those that requests ask",
+)
+IDLE_NEEDS_ON_DEMAND: Final = Rule(
+    "!has(self.idleSeconds) || self.policy == 'OnDemand'",
+    "placement.idleSeconds is for policy OnDemand",
+)
+PINNED_IS_GPU: Final = Rule(
+    "!has(self.pinned) || !self.pinned || !has(self.residency) || self.residency == 'gpu'",
+    "pinned: true means residency: gpu; remove one of the two, or say gpu",
 )
 
 _SHARE: Final = "type(self) == int ? self >= {least} && self <= 1000000 : self.matches('{percent}')"

@@ -82,6 +82,7 @@ KINDS: Final = (
             Column("Reason", _condition("Ready", "reason"), "Why it is or is not ready"),
             Column("Tier", ".status.tierSummary", "Where the engines' copies are"),
             Column("Age", ".metadata.creationTimestamp", "Time since creation", "date"),
+            Column("Residency", ".status.residency", "What engines keep ready of it", priority=1),
             Column("Served Name", ".status.servedName", "What clients send as model", priority=1),
             Column("Digest", ".status.digest", "Revision that should be served", priority=1),
             Column("Message", _condition("Ready", "message"), "Why, for people", priority=1),

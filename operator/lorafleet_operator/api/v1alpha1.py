@@ -16,6 +16,7 @@ from .adapter import (
     LoRAAdapterStatus,
     Placement,
     PlacementPolicy,
+    Residency,
     Tier,
 )
 from .fields import LocalReference, PoolReference
@@ -93,6 +94,7 @@ __all__ = [
     "Probe",
     "RecycleRule",
     "Recycling",
+    "Residency",
     "Revision",
     "RolledBack",
     "Rollout",

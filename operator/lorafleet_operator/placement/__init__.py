@@ -25,6 +25,7 @@ from .explanation import (
     displaced_from,
     explanation,
     over_quota_on,
+    unmet,
     wanted,
 )
 from .plan import PlacementPlan, plan, planned
@@ -49,5 +50,6 @@ __all__ = [
     "over_quota_on",
     "plan",
     "planned",
+    "unmet",
     "wanted",
 ]

@@ -69,7 +69,7 @@ class Carrier:
         if not slots:
             return _NOBODY
         own = [adapter for adapter in self.adapters.values() if adapter.tenant == tenant]
-        own.sort(key=lambda a: (not a.pinned, -a.priority, a.created, a.key))
+        own.sort(key=lambda a: (not a.pinned, a.on_demand, -a.priority, a.created, a.key))
         return frozenset(adapter.key for adapter in own[:slots])
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from lorafleet_operator.api import v1alpha1 as spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +32,9 @@ class Residency(StrEnum):
     SHARED = "shared"  # slots and places are shared, least recently used out first
 
 
+_KEPT = {spec.Residency.GPU: Residency.GPU, spec.Residency.HOST: Residency.HOST}
+
+
 @dataclass(frozen=True)
 class AdapterDemand:
     """One adapter and what it needs. `size_bytes` and `rank` are None until they are known."""
@@ -48,6 +53,9 @@ class AdapterDemand:
     current: frozenset[str] = frozenset()  # pods that were chosen before (status.engines)
     refused: Mapping[str, str] = field(default_factory=dict)
     """Pod -> what its engine said when it refused this content for good."""
+    requested: frozenset[str] = frozenset()  # pods where requests wait for it
+    visits: frozenset[str] = frozenset()  # pods where requests brought it beside its replicas
+    idle: frozenset[str] = frozenset()  # pods where none has asked for it for long, of OnDemand
 
     @property
     def namespace(self) -> str:
@@ -70,6 +78,27 @@ class AdapterDemand:
         return self.residency is not Residency.SHARED
 
     @property
+    def on_demand(self) -> bool:
+        """Whether it is only where requests ask for it."""
+        return self.policy is Policy.ON_DEMAND
+
+    def answered(self, pod_name: str) -> AdapterDemand:
+        """Return it without the request on that engine: it came, or gave its place to another."""
+        if pod_name not in self.requested:
+            return self
+        return replace(self, requested=self.requested - {pod_name})
+
+    @cached_property
+    def as_guest(self) -> AdapterDemand:
+        """What it is on an engine beyond its replicas: there on demand, whatever its policy."""
+        return replace(self, policy=Policy.ON_DEMAND)
+
+    @property
+    def weight(self) -> tuple[bool, int]:
+        """How important it is: what is there for a request gives way to all that is not."""
+        return (not self.on_demand, self.priority)
+
+    @property
     def limit(self) -> int | None:
         """The most engines that it gets, None for as many as there are."""
         return self.replicas if self.policy in (Policy.SPREAD, Policy.BIN_PACK) else None
@@ -84,6 +113,7 @@ class AdapterDemand:
             self.residency,
             self.assigned,
             frozenset(self.refused),
+            self.requested,
         )
 
     def same_needs(self, other: AdapterDemand) -> bool:
@@ -92,7 +122,15 @@ class AdapterDemand:
 
     @cached_property
     def _needs(self) -> tuple[object, ...]:
-        return (*self.shape, self.policy, self.limit, self.priority, self.created)
+        return (
+            *self.shape,
+            self.visits,
+            self.idle,
+            self.policy,
+            self.limit,
+            self.priority,
+            self.created,
+        )
 
     @classmethod
     def from_adapter(cls, adapter: LoRAAdapter, created: str = "") -> AdapterDemand:
@@ -105,7 +143,7 @@ class AdapterDemand:
             rank=status.rank,
             policy=Policy(placement.policy),
             replicas=placement.replicas or 1,
-            residency=Residency.GPU if adapter.spec.pinned else Residency.SHARED,
+            residency=_KEPT.get(adapter.spec.wanted_residency, Residency.SHARED),
             priority=adapter.spec.priority,
             created=created,
             digest=status.digest,

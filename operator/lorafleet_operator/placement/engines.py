@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class EngineSnapshot:
     arena_largest_free_bytes: int = 0
     budget_bytes: int | None = None  # EnginePool's hostMemoryBudget
     max_adapters: int | None = None  # EnginePool's maxAdaptersPerEngine
+    idle_seconds: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Since a request last asked for what is loaded, by adapter, as of the last look."""
     cordoned: bool = False  # keeps what it has, gets nothing new
     leaving: bool = False  # is being drained or deleted: others get what it has
 

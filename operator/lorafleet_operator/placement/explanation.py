@@ -10,7 +10,6 @@ from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 from .capacity import QUOTAS, Shortage, name_of, quota_text, shortage_text
-from .demands import Policy
 from .filters import Refusal, filter_refusal, mebibytes
 
 if TYPE_CHECKING:
@@ -143,8 +142,8 @@ def wanted(planner: Planner, entry: Entry) -> int:
     """
     demand = entry.demand
     if demand.limit is not None:
-        return demand.limit
-    if demand.policy is Policy.ON_DEMAND:
+        return demand.limit + len(entry.guests)
+    if demand.on_demand:
         return len(entry.chosen)
     count, by_holder = 0, set()
     for kind in planner.board.kinds.values():
@@ -168,7 +167,7 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
     """Return why the adapter gets fewer engines than it wants (`want`), None if it gets them all."""
     chosen = len(entry.chosen)
     carriers = planner.board.carriers
-    if entry.demand.policy is Policy.ON_DEMAND:
+    if entry.demand.on_demand:
         return None
     if chosen and chosen >= want:
         return None
@@ -197,11 +196,11 @@ def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
 
     To more important ones, or to what is guaranteed to other tenants.
     """
-    carriers = planner.board.carriers
+    carriers, demand = planner.board.carriers, entry.demand
     return frozenset(
         name
-        for name in planner.board.loaded_on(entry.demand.key)
-        if name not in entry.chosen and _outranked(entry, carriers[name])
+        for name in planner.board.loaded_on(demand.key)
+        if name not in entry.chosen and (demand.on_demand or _outranked(entry, carriers[name]))
     )
 
 
@@ -225,12 +224,22 @@ def _used_up(planner: Planner, entry: Entry) -> Refusal | None:
     return Refusal(Reason.QUOTA_EXCEEDED, f"tenant {name_of(tenant)} has {count} adapters")
 
 
+def unmet(planner: Planner, entry: Entry, names: Iterable[str]) -> dict[str, str]:
+    """Return why the adapter is not on those of the engines `names` where it is not."""
+    found = {}
+    want = wanted(planner, entry)
+    for line in _lines(planner, entry, planner.board.carriers.keys() & set(names), want):
+        if line.verdict is not Verdict.CHOSEN:
+            found[line.engine] = line.text
+    return found
+
+
 def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> Iterator[EngineLine]:
     """Yield one line for each of these engines, by their names."""
     demand, loaded = entry.demand, planner.board.loaded_on(entry.demand.key)
     holders, used_up = planner.holders(demand), _used_up(planner, entry)
     enough = f"{len(entry.chosen)} of {want} engines chosen"
-    if demand.policy is Policy.ON_DEMAND:
+    if demand.on_demand:
         enough = "no request has asked for it there"
     for name in sorted(names):
         if name in entry.chosen:
@@ -267,7 +276,7 @@ def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -
             Reason.QUOTA_EXCEEDED, quota_text(lacking, demand, rule, shares.load(demand.tenant))
         )
     text = shortage_text(lacking, demand, carrier.engine, carrier.load, shares)
-    higher = [a.key for a in carrier.adapters.values() if a.priority > entry.demand.priority]
+    higher = [a.key for a in carrier.adapters.values() if a.weight > demand.weight]
     if not higher:
         return Refusal(Reason.NO_CAPACITY, text)
     first, rest = min(higher), len(higher) - 1
@@ -283,7 +292,7 @@ def _outranked(entry: Entry, carrier: Carrier) -> bool:
         return False
     if carrier.shares is not None and carrier.shares.kept.keys() - {demand.tenant}:
         return True
-    return any(other.priority > demand.priority for other in carrier.adapters.values())
+    return any(other.weight > demand.weight for other in carrier.adapters.values())
 
 
 def _summary(reasons: set[Reason], *, short: bool) -> Reason:

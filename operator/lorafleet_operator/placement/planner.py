@@ -35,14 +35,26 @@ class Entry:
 
     demand: AdapterDemand
     chosen: dict[str, str] = field(default_factory=dict)
+    guests: set[str] = field(default_factory=set)
+    """Of these, those beyond its replicas, where requests have asked for it."""
 
     @property
     def seeks(self) -> bool:
         """Whether it would take one more engine."""
+        return self.short or bool(self.asked)
+
+    @property
+    def short(self) -> bool:
+        """Whether it has fewer engines than its policy wants."""
         limit = self.demand.limit
         if limit is None:
             return self.demand.policy is Policy.ALL
-        return len(self.chosen) < limit
+        return len(self.chosen) - len(self.guests) < limit
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Where requests wait for it in vain."""
+        return self.demand.requested - self.chosen.keys()
 
 
 class Planner:
@@ -57,7 +69,7 @@ class Planner:
         self._waiting: set[str] = set()  # adapters that found no room
         self._was: dict[str, frozenset[str]] = {}  # engines before the changes, of those changed
         self._placed: Counter[str] = Counter()  # adapters with an engine, by tenant
-        self._priorities: Counter[int] = Counter()  # adapters by priority
+        self._weights: Counter[tuple[bool, int]] = Counter()  # of adapters and guests
         self._sheltered: set[str] = set()  # adapters whose place in a slot has changed
 
     # Facts.
@@ -106,15 +118,15 @@ class Planner:
         entry = self.entries.get(demand.key)
         if entry is None:
             self.entries[demand.key] = Entry(demand)
-            self._priorities[demand.priority] += 1
+            self._weights[demand.weight] += 1
             self._dirty.add(demand.key)
         elif entry.demand.same_needs(demand):
             entry.demand = demand
         else:
             self._freed |= _eases(entry.demand, demand)
             self._release(entry)
-            self._count_priority(entry.demand.priority, -1)
-            self._count_priority(demand.priority, 1)
+            self._count_weight(entry.demand.weight, -1)
+            self._count_weight(demand.weight, 1)
             entry.demand = demand
             self._dirty.add(demand.key)
 
@@ -124,7 +136,7 @@ class Planner:
         if entry is not None:
             self._freed |= bool(entry.chosen)
             self._release(entry)
-            self._count_priority(entry.demand.priority, -1)
+            self._count_weight(entry.demand.weight, -1)
             del self.entries[key]
             for names in (self._dirty, self._waiting):
                 names.discard(key)
@@ -209,8 +221,9 @@ class Planner:
         entry = self.entries.get(key)
         if entry is None:
             return
-        if entry.demand.policy is Policy.ON_DEMAND:
+        if entry.demand.on_demand:
             self._release(entry)
+            entry.demand = entry.demand.answered(pod_name)
             self._dirty.add(key)
         elif entry.seeks and pod_name not in entry.chosen:
             self._dirty.add(key)
@@ -218,26 +231,28 @@ class Planner:
     def _keep(self, entry: Entry) -> None:
         """Leave the adapter where it was or is, at most on as many engines as it wants.
 
-        Of too many, those go that were not chosen, that are cordoned, that have yet to load it,
-        and the fullest.
+        Of too many, those go that a request brought it to, that were not chosen, that are
+        cordoned, that have yet to load it, and the fullest. The first of them stay as guests.
         """
         demand, carriers = entry.demand, self.board.carriers
         before = self._was.get(demand.key, frozenset())
         loaded = self.board.loaded_on(demand.key)
         names = set(before)
-        if demand.policy is Policy.ON_DEMAND:
-            names = set(loaded)  # it is where it has been asked for, nowhere else
+        if demand.on_demand:
+            names = set(loaded) - demand.idle  # it is where it has been asked for, nowhere else
         elif demand.limit is not None or demand.key in self._dirty:
             names.update(demand.current, loaded)
 
-        def order(name: str) -> tuple[bool, bool, bool, int, str]:
+        def order(name: str) -> tuple[bool, bool, bool, bool, int, str]:
             engine = carriers[name].engine
             unloaded = name not in loaded
-            return (name not in before, engine.cordoned, unloaded, len(engine.loaded), name)
+            guest = name in demand.visits or name in entry.guests
+            return (guest, name not in before, engine.cordoned, unloaded, len(engine.loaded), name)
 
         for name in sorted(carriers.keys() & names - entry.chosen.keys(), key=order):
-            if demand.limit is not None and not entry.seeks:
-                return
+            guest = demand.limit is not None and not entry.short
+            if guest and name not in demand.visits:
+                continue
             if not entry.chosen and self.used_up(demand):
                 return
             carrier, there = carriers[name], name in loaded
@@ -245,7 +260,8 @@ class Planner:
                 continue  # another engine may take it
             legal = filter_refusal(demand, carrier.engine, held=True) is None
             if legal and carrier.lacks(demand, held=True) is None:
-                self._add(entry, carrier, "has it already" if there else "was chosen before")
+                why = "has it already" if there else "was chosen before"
+                self._add(entry, carrier, why, guest=guest)
 
     def _fill(self, keys: Iterable[str]) -> bool:
         """Choose engines for what these adapters miss, and for whom that displaces.
@@ -288,11 +304,11 @@ class Planner:
         kinds = open_kinds(self.board, demand)
         rule = self.board.tenancy.rule(demand.tenant)
         claims = rule is not None and rule.guarantees
-        urgent = claims or any(priority < demand.priority for priority in self._priorities)
+        urgent = claims or any(weight < demand.weight for weight in self._weights)
         if demand.policy is Policy.ALL:
             return self._choose_all(entry, kinds, urgent=urgent)
         displaced: list[Entry] = []
-        while entry.seeks:
+        while entry.short:
             carrier = best(self.board, demand, kinds, entry.chosen)
             if carrier is not None:
                 self._add(entry, carrier, reason_to_choose(demand, carrier))
@@ -301,7 +317,22 @@ class Planner:
             if cost is None:
                 break
             displaced += self._displace(entry, *cost)
+        displaced += self._choose_requested(entry, kinds)
         (self._waiting.add if entry.seeks else self._waiting.discard)(demand.key)
+        return displaced
+
+    def _choose_requested(self, entry: Entry, kinds: set[Kind]) -> list[Entry]:
+        """Give the adapter the engines that requests wait for it on."""
+        guest, carriers = entry.demand.as_guest, self.board.carriers
+        displaced: list[Entry] = []
+        for name in sorted(carriers.keys() & entry.asked):
+            carrier = carriers[name]
+            if carrier.kind not in kinds:
+                continue
+            if carrier.lacks(guest) is None:
+                self._add(entry, carrier, "a request asked for it there", guest=True)
+            elif going := victims(carrier, guest):
+                displaced += self._displace(entry, carrier, going, guest=True)
         return displaced
 
     def _choose_all(self, entry: Entry, kinds: set[Kind], *, urgent: bool) -> list[Entry]:
@@ -323,26 +354,37 @@ class Planner:
         return displaced
 
     def _displace(
-        self, entry: Entry, carrier: Carrier, going: Iterable[AdapterDemand]
+        self,
+        entry: Entry,
+        carrier: Carrier,
+        going: Iterable[AdapterDemand],
+        *,
+        guest: bool = False,
     ) -> list[Entry]:
         losers = [self.entries[victim.key] for victim in going]
         for loser in losers:
             self._remove(loser, carrier)
+            loser.demand = loser.demand.answered(carrier.engine.pod_name)
         names = ", ".join(loser.demand.key for loser in losers)
-        lower = all(loser.demand.priority < entry.demand.priority for loser in losers)
+        lower = all(loser.demand.weight < entry.demand.weight for loser in losers)
         why = "lower priority" if lower else f"guarantee of {entry.demand.tenant}"
-        self._add(entry, carrier, f"takes the place of {names} ({why})")
+        why = "on demand" if guest else why
+        self._add(entry, carrier, f"takes the place of {names} ({why})", guest=guest)
         return losers
 
     def _has_slots(self, demand: AdapterDemand) -> bool:
         rule = self.board.tenancy.rule(demand.tenant)
         return rule is not None and bool(rule.guaranteed_slots)
 
-    def _add(self, entry: Entry, carrier: Carrier, why: str) -> None:
+    def _add(self, entry: Entry, carrier: Carrier, why: str, *, guest: bool = False) -> None:
         demand = entry.demand
         self._was.setdefault(demand.key, frozenset(entry.chosen))
         self._placed[demand.tenant] += not entry.chosen
         entry.chosen[carrier.engine.pod_name] = why
+        if guest and demand.limit is not None:
+            demand = demand.as_guest
+            entry.guests.add(carrier.engine.pod_name)
+            self._count_weight(demand.weight, 1)
         before = carrier.sheltered(demand.tenant) if self._has_slots(demand) else None
         self.board.put(carrier, demand)
         if before is not None:
@@ -355,6 +397,9 @@ class Planner:
     def _remove(self, entry: Entry, carrier: Carrier) -> None:
         self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
         del entry.chosen[carrier.engine.pod_name]
+        if carrier.engine.pod_name in entry.guests:
+            entry.guests.remove(carrier.engine.pod_name)
+            self._count_weight(entry.demand.as_guest.weight, -1)
         self._placed[entry.demand.tenant] -= not entry.chosen
         tenant = entry.demand.tenant
         before = carrier.sheltered(tenant) if self._has_slots(entry.demand) else None
@@ -366,10 +411,10 @@ class Planner:
         for name in list(entry.chosen):
             self._remove(entry, self.board.carriers[name])
 
-    def _count_priority(self, priority: int, change: int) -> None:
-        self._priorities[priority] += change
-        if not self._priorities[priority]:
-            del self._priorities[priority]
+    def _count_weight(self, weight: tuple[bool, int], change: int) -> None:
+        self._weights[weight] += change
+        if not self._weights[weight]:
+            del self._weights[weight]
 
 
 def _assigned(demand: AdapterDemand, tenancy: Tenancy) -> AdapterDemand:
@@ -379,6 +424,4 @@ def _assigned(demand: AdapterDemand, tenancy: Tenancy) -> AdapterDemand:
 
 def _eases(old: AdapterDemand, new: AdapterDemand) -> bool:
     """Return whether the change may leave others more room, or make it lose its place to them."""
-    return (
-        (new.size_bytes or 0) < (old.size_bytes or 0) or new.priority < old.priority or old.reserved
-    )
+    return (new.size_bytes or 0) < (old.size_bytes or 0) or new.weight < old.weight or old.reserved

@@ -28,7 +28,7 @@ def cheapest(
         if going is None:
             continue
         size = sum(victim.size_bytes or 0 for victim in going)
-        cost = (max((v.priority for v in going), default=0), len(going), size, name)
+        cost = (max((v.weight for v in going), default=(False, 0)), len(going), size, name)
         if found is None or cost < found[0]:
             found = cost, carrier, going
     return found and found[1:]
@@ -37,22 +37,30 @@ def cheapest(
 def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | None:
     """Return who has to leave this engine for `adapter`; None if that would not be enough.
 
-    Only adapters of lower priority that keep no place of their own, and for what is within its
-    tenant's guarantee any of other tenants; never one within a guarantee. A quota that is used up
-    takes nobody's place.
+    Only adapters of lower weight that keep no place of their own, and for what is within its
+    tenant's guarantee any of other tenants; never one within a guarantee. What a request asks for
+    takes the place of what requests asked for before, the longest idle first. A quota that is
+    used up takes nobody's place.
     """
     shares = carrier.shares and carrier.shares.copy()
     if carrier.over_quota(adapter) is not None:
         return None
     claims = shares is not None and shares.within(adapter)
+    idle = carrier.engine.idle_seconds
     lower = sorted(
         (
             other
             for other in carrier.adapters.values()
-            if (other.priority < adapter.priority and not other.reserved)
+            if (not other.reserved and _gives_way(other, adapter, carrier))
             or (claims and other.tenant != adapter.tenant)
         ),
-        key=lambda other: (other.reserved, other.priority, -(other.size_bytes or 0), other.key),
+        key=lambda other: (
+            other.reserved,
+            other.weight,
+            -idle.get(other.key, 0) if other.on_demand else 0,
+            -(other.size_bytes or 0),
+            other.key,
+        ),
     )
     load = carrier.load.copy()
     going: list[AdapterDemand] = []
@@ -84,3 +92,10 @@ def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | N
         else:
             move(other, -1)
     return going
+
+
+def _gives_way(other: AdapterDemand, adapter: AdapterDemand, carrier: Carrier) -> bool:
+    if other.weight < adapter.weight:
+        return True
+    waits = carrier.engine.pod_name in other.requested
+    return adapter.on_demand and other.on_demand and other.weight == adapter.weight and not waits

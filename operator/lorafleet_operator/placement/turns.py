@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from .demands import AdapterDemand
 
-Rank = tuple[bool, int, int, str]
-"""Whether it keeps no place of its own, lower priority, turn among its tenant's, key: smaller first."""
+Rank = tuple[bool, bool, int, int, str]
+"""Whether it keeps no place of its own, whether it is there on demand, lower priority, turn among its
+tenant's, key: smaller first."""
 
 
 def in_turn(demands: Iterable[AdapterDemand], placed: Mapping[str, int]) -> dict[str, Rank]:
@@ -23,8 +24,12 @@ def in_turn(demands: Iterable[AdapterDemand], placed: Mapping[str, int]) -> dict
     """
     ranks: dict[str, Rank] = {}
     served = Counter(placed)
-    for demand in sorted(demands, key=lambda d: (not d.reserved, -d.priority, d.created, d.key)):
+    for demand in sorted(demands, key=lambda d: (*_class_of(d), d.created, d.key)):
         tenant = demand.tenant
-        ranks[demand.key] = (not demand.reserved, -demand.priority, served[tenant], demand.key)
+        ranks[demand.key] = (*_class_of(demand), served[tenant], demand.key)
         served[tenant] += 1
     return ranks
+
+
+def _class_of(demand: AdapterDemand) -> tuple[bool, bool, int]:
+    return (not demand.reserved, demand.on_demand, -demand.priority)

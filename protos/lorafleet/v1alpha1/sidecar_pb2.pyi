@@ -200,7 +200,7 @@ class StagedRevision(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., fingerprint: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., adapter: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., in_use: _Optional[bool] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds", "keep", "abort_seconds", "probe", "free_others")
+    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds", "keep", "abort_seconds", "probe", "free_others", "residency")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class LoadAdapterRequest(_message.Message):
     ABORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     FREE_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -223,7 +224,8 @@ class LoadAdapterRequest(_message.Message):
     abort_seconds: int
     probe: Probe
     free_others: bool
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ..., abort_seconds: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., free_others: _Optional[bool] = ...) -> None: ...
+    residency: str
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ..., abort_seconds: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., free_others: _Optional[bool] = ..., residency: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("prompt", "expect", "max_tokens")
@@ -271,8 +273,28 @@ class RestartEngineResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RefuseNamesRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedCompositeFieldContainer[RefusedName]
+    def __init__(self, names: _Optional[_Iterable[_Union[RefusedName, _Mapping]]] = ...) -> None: ...
+
+class RefusedName(_message.Message):
+    __slots__ = ("served_name", "message", "exists")
+    SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    served_name: str
+    message: str
+    exists: bool
+    def __init__(self, served_name: _Optional[str] = ..., message: _Optional[str] = ..., exists: _Optional[bool] = ...) -> None: ...
+
+class RefuseNamesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LoadedAdapter(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors")
+    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors", "residency", "idle_seconds")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +307,8 @@ class LoadedAdapter(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -297,7 +321,9 @@ class LoadedAdapter(_message.Message):
     draining: bool
     requests: int
     errors: int
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
+    residency: str
+    idle_seconds: int
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., residency: _Optional[str] = ..., idle_seconds: _Optional[int] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()
@@ -310,7 +336,7 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence", "forwards")
+    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence", "forwards", "requested")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +352,7 @@ class Inventory(_message.Message):
     PLUGIN_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     engine_instance: str
     health: EngineHealth
@@ -341,7 +368,8 @@ class Inventory(_message.Message):
     plugin_message: str
     sequence: int
     forwards: bool
-    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ..., forwards: _Optional[bool] = ...) -> None: ...
+    requested: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ..., forwards: _Optional[bool] = ..., requested: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ArenaUsage(_message.Message):
     __slots__ = ("limit_bytes", "used_bytes", "reserved_bytes", "in_use_bytes", "largest_free_bytes")

@@ -67,6 +67,11 @@ class SidecarServiceStub:
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.SerializeToString,
                 response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.FromString,
                 _registered_method=True)
+        self.RefuseNames = channel.unary_unary(
+                '/lorafleet.v1alpha1.SidecarService/RefuseNames',
+                request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesRequest.SerializeToString,
+                response_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesResponse.FromString,
+                _registered_method=True)
         self.ListAdapters = channel.unary_unary(
                 '/lorafleet.v1alpha1.SidecarService/ListAdapters',
                 request_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.ListAdaptersRequest.SerializeToString,
@@ -140,6 +145,14 @@ class SidecarServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RefuseNames(self, request, context):
+        """Answers requests that wait for names of `Inventory.requested` and will not be served here: the
+        pool has no such adapter, or this engine cannot get it now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAdapters(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -191,6 +204,11 @@ def add_SidecarServiceServicer_to_server(servicer, server):
                     servicer.RestartEngine,
                     request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.FromString,
                     response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.SerializeToString,
+            ),
+            'RefuseNames': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefuseNames,
+                    request_deserializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesRequest.FromString,
+                    response_serializer=lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesResponse.SerializeToString,
             ),
             'ListAdapters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAdapters,
@@ -373,6 +391,33 @@ class SidecarService:
             '/lorafleet.v1alpha1.SidecarService/RestartEngine',
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineRequest.SerializeToString,
             lorafleet_dot_v1alpha1_dot_sidecar__pb2.RestartEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefuseNames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorafleet.v1alpha1.SidecarService/RefuseNames',
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesRequest.SerializeToString,
+            lorafleet_dot_v1alpha1_dot_sidecar__pb2.RefuseNamesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,7 +56,7 @@ def test_every_change_is_durable_before_it_returns() -> None:
     stored: list[Any] = []
     table = Desired(save=stored.append)
     table.put(ServedName("n", "a", ONE))
-    table.update("n", pinned=True)
+    table.update("n", residency="gpu")
     table.begin_load("sha256:1", "instance-1")
     table.settle_load("sha256:1", died=True)
     table.forget("n")

@@ -173,3 +173,31 @@ def test_a_message_in_a_status_is_one_line_and_cut() -> None:
     entry = AdapterEngine(pod_name="p", message="vLLM said\n  no " + "x" * 2000)
     assert entry.message.startswith("vLLM said no xxx")
     assert len(entry.message) == 1024
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ({}, "shared"),
+        ({"pinned": True}, "gpu"),
+        ({"residency": "gpu"}, "gpu"),
+        ({"pinned": True, "residency": "gpu"}, "gpu"),
+        ({"residency": "host"}, "host"),
+        ({"residency": "onDemand"}, "onDemand"),
+    ],
+)
+def test_residency_may_be_said_in_two_ways(spec: dict[str, Any], wanted: str) -> None:
+    assert LoRAAdapter.model_validate(adapter(**spec)).spec.wanted_residency == wanted
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({"pinned": True, "residency": "host"}, "pinned: true means residency: gpu"),
+        ({"placement": {"policy": "Spread", "idleSeconds": 9}}, "is for policy OnDemand"),
+        ({"placement": {"policy": "OnDemand", "replicas": 2}}, "for policies Spread and BinPack"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(spec: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValidationError, match=line):
+        LoRAAdapter.model_validate(adapter(**spec))

@@ -116,7 +116,7 @@ TABLE = {
         {},
     ),
     "a pin that is no longer wanted is taken off": (
-        [engine("a", NEW, serving(NEW, pinned=True))],
+        [engine("a", NEW, serving(NEW, residency="gpu"))],
         {"publish": ["a"]},
     ),
     "engines of two dtypes each load their own digest": (

@@ -1,0 +1,69 @@
+"""An adapter on demand on a real API server: the first request to an engine brings it there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from operator_chain import eventually
+
+if TYPE_CHECKING:
+    from operator_chain import Chain
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chain]
+
+
+def ask(chain: Chain, engine: str, model: str) -> tuple[int, str, float]:
+    """Return status, text or line, and seconds."""
+    url = f"{chain.engines[engine].url}/v1/completions"
+    response = httpx.post(url, json={"model": model, "prompt": "x"}, timeout=40)
+    content = response.json()
+    text = content["choices"][0]["text"] if response.is_success else content["error"]["message"]
+    return response.status_code, text, response.elapsed.total_seconds()
+
+
+def test_the_first_request_brings_an_adapter_and_unknown_names_are_not_found(chain: Chain) -> None:
+    for index in range(2):
+        chain.start_engine(f"engine-{index}", index)
+    operator = chain.start_operator()
+    chain.pool()
+    on_demand = {"policy": "OnDemand", "idleSeconds": 2}
+    chain.adapter("sql", placement=on_demand)
+    chain.adapter("chat", "d02-all-fp32", placement={"policy": "OnDemand"})
+    model = f"{chain.namespace}/sql"
+    for name in ("sql", "chat"):
+        eventually(lambda name=name: chain.condition(name, "Ready") == ("True", "Ready"))
+    assert [chain.loads(engine) for engine in chain.engines] == [0, 0]
+    assert chain.status("sql")["enginesSummary"] == "0/0"
+
+    # Twenty first requests at once: one load on that engine, none on the other.
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: ask(chain, "engine-0", model), range(20)))
+    (found,) = {answer[:2] for answer in answers}
+    digest = chain.status("sql")["digest"]
+    assert found == (200, digest[7:19])
+    assert [chain.loads(engine) for engine in chain.engines] == [1, 0]
+    eventually(lambda: chain.status("sql")["enginesSummary"] == "1/1")
+    assert [e["podName"] for e in chain.status("sql")["engines"]] == ["engine-0"]
+
+    # A name that no adapter of the pool has is not found within a second.
+    status, line, seconds = ask(chain, "engine-0", f"{chain.namespace}/nobody")
+    assert (status, line) == (404, f"The model `{chain.namespace}/nobody` does not exist.")
+    assert seconds < 1
+
+    # Nobody asked for it for two seconds: it goes, and is ready to come again.
+    eventually(lambda: chain.status("sql")["enginesSummary"] == "0/0", what="the idle one goes")
+    eventually(lambda: chain.served("engine-0") == set())
+    assert chain.condition("sql", "Ready") == ("True", "Ready")
+
+    # Without the operator an unknown name ends at once; with it again, the adapter comes.
+    operator.process.kill()
+    other = f"{chain.namespace}/chat"
+    eventually(lambda: ask(chain, "engine-1", other)[0] == 404)
+    status, line, _ = ask(chain, "engine-1", other)
+    assert (status, "no operator is connected" in line) == (404, True)
+    chain.start_operator()
+    eventually(lambda: ask(chain, "engine-1", other)[0] == 200)
+    assert ask(chain, "engine-1", other)[1] == chain.status("chat")["digest"][7:19]
