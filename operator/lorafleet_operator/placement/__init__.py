@@ -10,6 +10,7 @@ board        engines and their planned load, found again by room and content
 choose       which of those with room is best
 preempt      whose place a more important adapter may take
 turns        who is served first
+entry        one adapter in the plan
 planner      Planner: the plan of a pool, kept up to date as facts change
 plan         plan(): the same from nothing
 explanation  for each engine why or why not

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from .board import Carrier
     from .demands import AdapterDemand
-    from .planner import Entry, Planner
+    from .entry import Entry
+    from .planner import Planner
 
 _NAMED_ENGINES: Final = 5
 """How many engines a message names before it only counts them."""

@@ -9,13 +9,14 @@ facts that it leads to.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from .board import Board
 from .choose import best, open_kinds, reason_to_choose
 from .demands import Policy
+from .entry import Entry
 from .filters import filter_refusal
 from .preempt import cheapest, victims
 from .turns import in_turn
@@ -27,34 +28,6 @@ if TYPE_CHECKING:
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
     from .tenancy import Tenancy, TenantRule
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One adapter in the plan. `chosen`: engine -> why."""
-
-    demand: AdapterDemand
-    chosen: dict[str, str] = field(default_factory=dict)
-    guests: set[str] = field(default_factory=set)
-    """Of these, those beyond its replicas, where requests have asked for it."""
-
-    @property
-    def seeks(self) -> bool:
-        """Whether it would take one more engine."""
-        return self.short or bool(self.asked)
-
-    @property
-    def short(self) -> bool:
-        """Whether it has fewer engines than its policy wants."""
-        limit = self.demand.limit
-        if limit is None:
-            return self.demand.policy is Policy.ALL
-        return len(self.chosen) - len(self.guests) < limit
-
-    @property
-    def asked(self) -> frozenset[str]:
-        """Where requests wait for it in vain."""
-        return self.demand.requested - self.chosen.keys()
 
 
 class Planner:
