@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lorafleet_operator.first_requests import Requested
 from lorafleet_operator.holders import Holders
 from lorafleet_operator.memory import Memory
 from lorafleet_operator.pool_planner import PoolPlanner
@@ -59,6 +60,7 @@ class KnownFleet:
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     memory: Memory = field(default_factory=Memory)
     holders: Holders = field(default_factory=Holders)
+    requested: Requested = field(default_factory=Requested)
     fresh: list[Any] = field(default_factory=list)
     wakeups: Wakeups = field(default_factory=Wakeups)
     pools: PoolPlanner = field(default_factory=PoolPlanner)

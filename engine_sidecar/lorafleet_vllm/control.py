@@ -11,7 +11,6 @@ import secrets
 import signal
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -21,7 +20,8 @@ from vllm.lora.request import LoRARequest
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
 from lorafleet_vllm.first_requests import NOT_FOUND, UNAVAILABLE, Absent
-from lorafleet_vllm.keeping import GPU, OWN_PLACE, RESIDENCIES, SHARED
+from lorafleet_vllm.keeping import GPU, OWN_PLACE, RESIDENCIES
+from lorafleet_vllm.loaded import Loaded, Reports
 from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.running import request_ids
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
@@ -37,28 +37,6 @@ _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
 _IDLE_SECONDS = 30.0  # how old the workers' memory figures may get while nothing happens
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-
-
-@dataclass
-class Loaded:
-    """One revision that the engine knows, served or not."""
-
-    served_name: str  # the name that it was loaded for
-    digest: str
-    loader: str
-    request: Any  # vLLM's LoRARequest
-    residency: str = SHARED
-    since: float = field(default_factory=time.monotonic)
-    verified: bool = False
-
-
-@dataclass(frozen=True)
-class Reports:
-    """What the workers said while nothing was in flight: true until an adapter is used or moved."""
-
-    workers: list[dict[str, Any]]
-    lookups: int
-    at: float
 
 
 class Control:
