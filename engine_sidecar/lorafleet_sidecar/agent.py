@@ -15,23 +15,20 @@ from lorafleet.errors import (
     BaseModelMismatch,
     EngineRejected,
     EngineUnreachable,
-    InvalidAdapter,
     LorafleetError,
-    NameTaken,
-    StagingError,
 )
 
 from lorafleet_sidecar.counters import AgentCounters
 from lorafleet_sidecar.crashpoint import crash_at
-from lorafleet_sidecar.desired import ON_DEMAND, RESIDENCIES, ServedName, accepted
+from lorafleet_sidecar.desired import ON_DEMAND, ServedName, accepted
 from lorafleet_sidecar.earlier import drop_staged, free_replaced
 from lorafleet_sidecar.inventory import InventoryBoard, build_inventory
 from lorafleet_sidecar.live_engine import LiveEngine
 from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.observed import Health, ObservedEngine
 from lorafleet_sidecar.profile_cache import ProfileCache
-from lorafleet_sidecar.served_names import check_served_name
 from lorafleet_sidecar.stock_engine import StockEngine
+from lorafleet_sidecar.wishes import check_wish, refuse_quarantined
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOADERS = ("direct", "device")
 _DRAIN_POLL_SECONDS = (0.02, 0.5)  # first and longest pause between two looks at a drain
 _T = TypeVar("_T")
 
@@ -186,7 +182,7 @@ class Agent:
             )
         try:
             for target, _publish in name.steps:
-                self._refuse_quarantined(target.digest)
+                refuse_quarantined(target.digest, self.desired)
             await self.steps(self.observed).bring_up(served_name)
         except EngineRejected as error:
             self.desired.settle_load(self.desired.loading)
@@ -225,7 +221,7 @@ class Agent:
     async def _load(self, wish: LoadWish) -> pb.LoadedAdapter:
         async with self.turn:
             observed = await self.look()
-            self._check(wish)
+            check_wish(wish, self.observed, self.desired, self.store)
             self.steps(observed)  # raises for an engine that takes nothing now
             self._accept(wish)
             self.store.hold(wish.digest)
@@ -309,43 +305,6 @@ class Agent:
             log.warning("the engine died while it loaded %s", desired.loading)
             self.counters.engine_deaths += 1
             desired.settle_load(desired.loading, died=True)
-
-    def _check(self, wish: LoadWish) -> None:
-        check_served_name(wish.served_name, self.observed.base_models)
-        if wish.loader not in LOADERS:
-            raise InvalidAdapter(f"loader {wish.loader!r} is unknown, expected direct or device")
-        if wish.residency not in RESIDENCIES:
-            raise InvalidAdapter(
-                f"residency {wish.residency!r} is unknown, expected gpu, host, onDemand or none"
-            )
-        owner = self.desired.names.get(wish.served_name)
-        if owner is not None and owner.adapter not in ("", wish.adapter):
-            raise NameTaken(f"served name {wish.served_name} is taken by {owner.adapter}")
-        if owner is None and self._served_by_strangers(wish.served_name):
-            raise NameTaken(
-                f"served name {wish.served_name} is taken by an adapter that was loaded into the "
-                "engine by someone else"
-            )
-        if self.store.find(wish.digest) is None:
-            raise StagingError(f"revision {wish.digest} is not staged in this pod: stage it again")
-        try:
-            self._refuse_quarantined(wish.digest)
-        except EngineRejected as error:
-            raise EngineRejected(f"adapter {wish.adapter}: {error}") from None
-
-    def _served_by_strangers(self, served_name: str) -> bool:
-        state = self.observed.state
-        if state is None or served_name not in state.served:
-            return False
-        revision = state.revisions.get(state.served[served_name])
-        return revision is None or not revision.digest
-
-    def _refuse_quarantined(self, digest: str) -> None:
-        if self.desired.quarantined(digest):
-            deaths = self.desired.deaths[digest]
-            raise EngineRejected(
-                f"revision {digest} is quarantined: the engine died {deaths} times while loading it"
-            )
 
     def _accept(self, wish: LoadWish) -> None:
         """Make the wish durable. What the name points at now stays until the new one is proved."""

@@ -22,7 +22,7 @@ from lorafleet_vllm.compat import OK
 from lorafleet_vllm.first_requests import NOT_FOUND, UNAVAILABLE, Absent
 from lorafleet_vllm.keeping import GPU, OWN_PLACE, RESIDENCIES
 from lorafleet_vllm.loaded import Loaded, Reports
-from lorafleet_vllm.refused import Refused
+from lorafleet_vllm.refused import Refused, reason_of
 from lorafleet_vllm.running import request_ids
 from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
 from lorafleet_vllm.turns import bring_in, judge
@@ -235,7 +235,7 @@ class Control:
             # One tensor-parallel rank may have refused what the others have loaded by now.
             await asyncio.shield(self._forget(lora_int_id))
             if isinstance(error, Exception):
-                raise Refused(_reason(error), 422) from error
+                raise Refused(reason_of(error), 422) from error
             raise
         self._loaded[lora_int_id] = Loaded(served_name, f"sha256:{hex_digest}", loader, request)
         self._names[request.lora_name] = request
@@ -310,7 +310,7 @@ class Control:
                     await bring_in(self._read_workers, loaded.request)  # it may be evicted
                 await self._ask("lorafleet_keep", lora_int_id, residency)
             except Exception as error:
-                raise Refused(_reason(error)) from error
+                raise Refused(reason_of(error)) from error
             loaded.residency = residency
         return {}
 
@@ -392,10 +392,3 @@ def _checked(served_name: str, digest: str, loader: str) -> str:
     if len(served_name) > 253 or not served_name.isprintable():
         raise Refused("served_name must be 1 to 253 printable characters", 400)
     return match[1]
-
-
-def _reason(error: Exception) -> str:
-    """Return the worker's one line out of what vLLM wraps around it."""
-    line = " ".join(str(error).split())
-    line = re.sub(r"^Call to \w+ method failed: ", "", line)
-    return line or f"vLLM refused the adapter with {type(error).__name__} (no text)"
