@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from fake_engine import Behaviour
+from known_fleet import Sleeper
 from lorafleet_operator.observe import first_answers
 from operator_builders import pool
 from operator_rig import operator, ready
@@ -44,12 +45,14 @@ async def fleet(volume: Path, tmp_path: Path, engines: int = 1) -> AsyncIterator
 
 async def asked(op: Operator, rig: Rig, made: LoRAAdapter) -> tuple[LoRAAdapter, str]:
     """Ask the engine for the adapter, run the pass that this wakes, return the answer."""
-    with op.fleet.wakeups.loop(made.key) as woken:
-        request = asyncio.create_task(rig.answer(made.key))
-        async with asyncio.timeout(10):
-            assert await woken.wait_for_news(10)
-            made = await op.apply(made)
-            return made, await request
+    woken = Sleeper()
+    op.fleet.wakeups.add(made.key, woken)
+    request = asyncio.create_task(rig.answer(made.key))
+    async with asyncio.timeout(10):
+        await woken.woken.wait()
+        op.fleet.wakeups.remove(made.key, woken)
+        made = await op.apply(made)
+        return made, await request
 
 
 async def test_it_is_on_no_engine_until_a_request_asks_and_then_on_that_one(
@@ -110,9 +113,10 @@ async def test_what_is_asked_for_takes_the_place_of_what_was_asked_for_before(
         one = await op.apply(op.adapter("one", placement=ON_DEMAND))
         two = await op.apply(op.adapter("two", "d02-all-fp32", placement=ON_DEMAND))
         one, _ = await asked(op, a, one)
-        with op.fleet.wakeups.loop(one.key) as woken:
-            two, text = await asked(op, a, two)
-            assert await woken.wait(10) is not None
+        woken = Sleeper()
+        op.fleet.wakeups.add(one.key, woken)
+        two, text = await asked(op, a, two)
+        assert woken.woken.is_set()
         assert text == two.status.digest[7:19]
         one = await op.apply(one)
         assert (one.status.engines_summary, list(a.engine.served)) == ("0/0", ["team-a/two"])
