@@ -85,6 +85,9 @@ class FirstRequests:
         self._control = agent.engine.control
         self._refresh_seconds = refresh_seconds
         self._waiting: list[str] = []  # the longest first
+        # Asked for while an operator listened, or found by a sidecar that has just started: these
+        # wait for one that comes back.
+        self._patient: set[str] | None = None
         self._refused: dict[str, tuple[float, Refusal]] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._changes = Changes()
@@ -125,6 +128,8 @@ class FirstRequests:
         seen = 0
         while True:
             seen, self._waiting = await self._control.wanted(seen)
+            if self._patient is None:
+                self._patient = set(self._waiting)
             self._changes.notify()
 
     async def _follow(self) -> None:
@@ -139,6 +144,7 @@ class FirstRequests:
 
     async def _decide(self) -> None:
         agent, asked = self._agent, []
+        patient = (self._patient or set()) & set(self._waiting)
         state = agent.observed.state
         for served_name in list(self._waiting):
             step = next_step(
@@ -146,7 +152,7 @@ class FirstRequests:
                 agent.desired.names.get(served_name),
                 self._refusal(served_name),
                 loaded=state is not None and state.has_any(served_name),
-                operator=agent.board.watchers > 0,
+                operator=agent.board.watchers > 0 or served_name in patient,
             )
             if isinstance(step, Refusal):
                 await self._control.refuse(served_name, step.status, step.line)
@@ -154,6 +160,8 @@ class FirstRequests:
                 self._load(served_name)
             elif step is Step.ASK:
                 asked.append(served_name)
+        if self._patient is not None:
+            self._patient = patient | set(asked)
         requested = tuple(asked[:ASK_AT_ONCE])
         if requested != agent.requested:
             agent.requested = requested

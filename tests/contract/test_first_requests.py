@@ -38,6 +38,10 @@ class Watcher:
             while (await self._stream.read()).inventory.requested != list(names):
                 pass
 
+    def leave(self) -> None:
+        """End the stream, as an operator that stops."""
+        self._stream.cancel()
+
     async def refuse(self, *names: str, message: str = "", exists: bool = False) -> None:
         refused = [pb.RefusedName(served_name=n, message=message, exists=exists) for n in names]
         await self._rig.stub.RefuseNames(pb.RefuseNamesRequest(names=refused))
@@ -130,6 +134,20 @@ async def test_without_an_operator_nobody_waits_for_an_unknown_name(rig: Rig) ->
     assert "no operator is connected" in line
 
 
+async def test_those_that_wait_outlast_a_restart_of_the_operator(rig: Rig) -> None:
+    watcher = Watcher(rig)
+    await watcher.hear()
+    waiting = asyncio.create_task(ask(rig, NAME))
+    await watcher.hear(NAME)
+    watcher.leave()
+    await until(lambda: not rig.sidecar.agent.board.watchers)
+    assert (await ask(rig, "team-x/other"))[0] == 404
+    await Watcher(rig).hear(NAME)
+    digest = rig.put(1)
+    await rig.load(digest)
+    assert await waiting == (200, digest[7:19])
+
+
 @pytest.mark.parametrize(
     "name", ["x" * 254, "../etc/passwd", "/etc/passwd", "a\tb", "a\x00b"], ids=repr
 )
@@ -191,6 +209,7 @@ async def test_a_sidecar_that_restarts_finds_the_requests_that_wait(
     await watcher.hear(NAME)
     await rig.stop_sidecar()
     await rig.start_sidecar()
+    await until(lambda: rig.sidecar.agent.requested == (NAME,))  # before an operator is back
     await Watcher(rig).hear(NAME)
     digest = rig.put(1)
     await rig.load(digest)
