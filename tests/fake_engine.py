@@ -348,7 +348,7 @@ class FakeEngine:
         loaded = {f"{r.served_name}@{r.digest[7:19]}": r for r in self.revisions.values()}
         if model == self.base:
             return {"choices": [{"text": "base"}]}
-        if self.behaviour.plugin and model not in self.served and model not in self.stock:
+        if self.behaviour.plugin and model not in {*self.served, *self.stock, *loaded}:
             absent = await self.first_requests.bring(model)
             if absent is not None:
                 raise Refused(absent.status, {"error": {"message": absent.line}})
