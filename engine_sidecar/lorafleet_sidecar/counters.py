@@ -11,7 +11,7 @@ class AgentCounters:
     """Totals since this process started."""
 
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Finished operations by (load | unload | restore, "ok" or the error's reason)."""
+    """Finished operations by (load | unload | restore | awaken, "ok" or the error's reason)."""
 
     operation_seconds: Counter[str] = field(default_factory=Counter)
     """Seconds spent in finished operations, waiting for the turn and for drains included."""

@@ -137,7 +137,8 @@ TABLE: tuple[Series, ...] = (
            "Bytes that other sidecars of the pool took from this one: passed on in chains, or filled from its arena.",
            _one(lambda r: r.forwarded_bytes)),
     Series("lorafleet_sidecar_engine_requests", "counter", ("operation", "outcome"),
-           "Finished operations on the engine: load, unload, restore; outcome is ok or the reason.",
+           "Finished operations on the engine: load, unload, restore, awaken (a load that a request waited for); "
+           "outcome is ok or the reason.",
            lambda r: [(key, n) for key, n in sorted(r.operations.items())]),
     Series("lorafleet_sidecar_engine_request_seconds", "counter", ("operation",),
            "Seconds spent in these operations, waiting and drains included.",

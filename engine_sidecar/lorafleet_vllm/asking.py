@@ -46,10 +46,17 @@ def check_model(original: Any) -> Any:
         name = request.model
         models = self.models
         asks = hasattr(models, "lorafleet_first_requests") and name
-        if asks and name not in models.lora_requests and not self._is_model_supported(name):
+        if asks and name not in models.lora_requests and not models.is_base_model(name):
             found = await models.resolve_lora(name)
-            if name not in models.lora_requests:
+            # VLLM_SKIP_MODEL_NAME_VALIDATION: the base model answers to names that nobody has, but
+            # not to an adapter's that is only not here yet.
+            nobodys = self._is_model_supported(name) and _is_missing(found)
+            if name not in models.lora_requests and not nobodys:
                 return found
         return await original(self, request, *args)
 
     return asking
+
+
+def _is_missing(found: Any) -> bool:
+    return getattr(getattr(found, "error", None), "code", None) == HTTPStatus.NOT_FOUND

@@ -283,3 +283,5 @@ async def test_the_metrics_count_requests_and_how_long_they_waited(rig: Rig) -> 
     assert 'lorafleet_engine_first_requests_total{outcome="refused"} 1.0' in lines
     assert 'lorafleet_engine_first_request_seconds_bucket{le="+Inf"} 1.0' in lines
     assert "lorafleet_engine_first_request_seconds_count 1.0" in lines
+    loads = 'lorafleet_sidecar_engine_requests_total{operation="awaken",outcome="ok"}'
+    assert f"{loads} 1.0" in lines
