@@ -146,6 +146,23 @@ async def test_a_neighbour_that_dies_while_it_fills_others_leaves_them_what_it_s
         assert {revision_of(result).digest for result in results.values()} == {digest}
 
 
+async def test_a_neighbour_that_freezes_while_it_fills_others_is_not_waited_for(
+    volume: Path,
+) -> None:
+    async with pool(volume, 3, dies=(0, "never")) as engines:
+        donor = {"pod-0": engines.targets.pop("pod-0")}
+        source = CountedSource(ADAPTER)
+        staged = await spread(source.payload(), donor, LIMITS)
+        digest = revision_of(staged["pod-0"]).digest
+        assert engines.mortal is not None
+        engines.mortal.send_signal(signal.SIGSTOP)
+        broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 3600)
+        assert all("no sign of life" in str(error) for error in broken.values())
+        results = await spread(source.payload(), engines.targets, LIMITS)
+        assert {revision_of(result).digest for result in results.values()} == {digest}
+        engines.mortal.kill()
+
+
 async def test_a_revision_that_is_not_there_or_for_another_pod_is_refused(volume: Path) -> None:
     async with pool(volume, 2) as engines:
         target = {"pod-1": engines.targets["pod-1"]}

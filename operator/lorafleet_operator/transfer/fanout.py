@@ -16,6 +16,7 @@ from lorafleet.errors import (
     StagingBusy,
     TransferInterrupted,
 )
+from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator.transfer.streaming import outcome_of, stage
@@ -94,10 +95,16 @@ async def fill(
     No byte of the source is read, and none is sent from here. `request` names no neighbours yet.
     """
     request.to.extend(neighbour(uid, target) for uid, target in targets.items())
+    question = donor.question()
+    pulse = Pulse(f"sidecar at {donor.address}", question.ask, seconds)
     try:
-        report = await donor.send(request, seconds)
+        async with pulse.within(seconds, "fill its neighbours"):
+            report = await donor.send(request, seconds)
     except LorafleetError as error:
         return dict.fromkeys(targets, error)
+    finally:
+        await pulse.stop()
+        await question.close()
     return {each.pod_uid: outcome_of(each) for each in report.outcomes}
 
 
