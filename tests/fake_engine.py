@@ -326,6 +326,9 @@ class FakeEngine:
             case "POST", "/test/release":
                 self.release()
                 return {}
+            case "POST", "/test/failing":
+                behaviour.failing.add(body["digest"])
+                return {}
             case "GET", "/test/loads":
                 return self.loads
         raise Refused(405 if path == "/v1/load_lora_adapter" else 404, {"detail": "Not Found"})
