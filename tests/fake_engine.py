@@ -265,20 +265,7 @@ class FakeEngine:
         return {
             "instance": self.instance,
             "served": self.served,
-            "revisions": {
-                str(each.lora_int_id): {
-                    "revision": f"{each.served_name}@{each.digest[7:19]}",
-                    "path": each.path,
-                    "in_flight": each.in_flight,
-                    "requests": each.requests,
-                    "errors": each.errors,
-                    "pinned": each.residency == "gpu",
-                    "residency": each.residency,
-                    "idle_seconds": int(time.monotonic() - each.used_at),
-                    "verified": each.verified,
-                }
-                for each in self.revisions.values()
-            },
+            "revisions": {str(key): each.state() for key, each in self.revisions.items()},
             "workers": [
                 {
                     "rank": rank,

@@ -47,3 +47,17 @@ class Revision:
     requests: int = 0
     errors: int = 0
     aborted: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """Return its entry in `/v1/state`."""
+        return {
+            "revision": f"{self.served_name}@{self.digest[7:19]}",
+            "path": self.path,
+            "in_flight": self.in_flight,
+            "requests": self.requests,
+            "errors": self.errors,
+            "pinned": self.residency == "gpu",
+            "residency": self.residency,
+            "idle_seconds": int(time.monotonic() - self.used_at),
+            "verified": self.verified,
+        }

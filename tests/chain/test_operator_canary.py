@@ -42,7 +42,7 @@ def test_a_trial_outlives_the_operator_and_ways_back_cost_no_byte(chain: Chain) 
         chain.start_engine(f"engine-{index}", index)
     operator = chain.start_operator()
     chain.pool()
-    canary = {"engines": 1, "holdSeconds": 6, "maxErrorRate": "10%"}
+    canary = {"engines": 1, "holdSeconds": 4, "maxErrorRate": "10%"}
     chain.adapter("sql", FIRST, rollout={"canary": canary})
     eventually(lambda: says(chain, "True", "Ready"), what="the first revision needs no trial")
     first = chain.status("sql")["digest"][7:19]

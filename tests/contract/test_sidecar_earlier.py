@@ -95,7 +95,7 @@ async def test_a_wrong_answer_to_the_probe_keeps_the_name_where_it_is(volume: Pa
         assert two[7:19] in str(refusal.value.details())
         assert await rig.answer(SQL) == one[7:19]
         await until(lambda: [r.digest for r in rig.engine.revisions.values()] == [one])
-        assert staged(rig) == {one}  # nobody wants it any more
+        await until(lambda: staged(rig) == {one})  # nobody wants it any more
         rig.put(2)
         await serve(rig, two, one, probe=pb.Probe(prompt="who are you?", max_tokens=1))
         assert await rig.answer(SQL) == two[7:19]
