@@ -276,16 +276,17 @@ class Fleet:
         if not names:
             return
         namespace, _, name = pod.partition("/")
-        planners = []
+        planners, all_ours = [], True
         for pool in self.world.pools.get(namespace) or ():
             if name in self._members(pool):
                 planners.append(self.planner(pool.key))
                 planners[-1].look_at_adapters(self.world.adapters.get(pool.key) or ())
+                all_ours &= self.owns(pool.key)
         found = owners(names, planners)
         for key in filter(None, found.values()):
             self.wakeups.wake(key, news=True)
         unknown = [pb.RefusedName(served_name=each) for each, key in found.items() if key is None]
-        if unknown:
+        if unknown and all_ours:
             self.requested.refuse(link, unknown)
 
 

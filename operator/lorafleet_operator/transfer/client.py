@@ -150,8 +150,9 @@ class SidecarClient:
 
     async def refuse(self, request: pb.RefuseNamesRequest, seconds: float) -> None:
         """Let requests fail that wait for names which will not be served there."""
+        term.check()
         with self._translated():
-            await self._stub.RefuseNames(request, timeout=seconds)
+            await self._stub.RefuseNames(request, timeout=seconds, metadata=self._metadata)
 
     async def send(self, request: pb.SendAdapterRequest, seconds: float) -> pb.ForwardReport:
         """Make the sidecar fill neighbours with a revision that is staged there."""
