@@ -24,10 +24,8 @@ def pinned() -> int:
     return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
 
-def copy_seconds(source: torch.Tensor) -> float:
-    """Return the seconds of plain copies of page-locked `source` to the GPU, in big pieces."""
-    device = "cuda" if CUDA else "cpu"
-    target = torch.empty_like(source, device=device)
+def copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+    """Return the seconds of plain copies of page-locked `source` to `target`, in big pieces."""
     stream = torch.cuda.Stream() if CUDA else None
     synchronize()
     start = time.perf_counter()
@@ -35,11 +33,15 @@ def copy_seconds(source: torch.Tensor) -> float:
         for at in range(0, source.numel(), _PIECE):
             target[at : at + _PIECE].copy_(source[at : at + _PIECE], non_blocking=True)
     synchronize()
-    seconds = time.perf_counter() - start
-    del target
-    if CUDA:
-        torch.cuda.empty_cache()
-    return seconds
+    return time.perf_counter() - start
+
+
+def room_for(source: torch.Tensor) -> torch.Tensor:
+    """Return memory of the GPU of that size.
+
+    Kept over many copies: to give it back makes torch ask the driver anew for everybody's memory.
+    """
+    return torch.empty_like(source, device="cuda" if CUDA else "cpu")
 
 
 def copies_seconds(sources: list[torch.Tensor]) -> float:

@@ -50,12 +50,14 @@ def direct_when_idle(bench: Bench) -> None:
     """Time loads, rebuilds and plain copies of the same bytes by turns."""
     request, probe = bench.ours(BIG), bench.probe
     copies, loads, rebuilds = [], [], []
+    room = accelerator.room_for(bench.arena_data())
     for _ in range(TIMES):
-        copies.append(accelerator.copy_seconds(bench.arena_data()))
+        copies.append(accelerator.copy_seconds(bench.arena_data(), room))
         loads.append(inprocess.load_seconds(probe, request))
         inprocess.evict(probe, BIG)
         rebuilds.append(inprocess.load_seconds(probe, request))
         inprocess.clear(probe)
+    del room
     with device_memory.peak() as load:
         inprocess.load_seconds(probe, request)
     inprocess.evict(probe, BIG)
@@ -88,6 +90,7 @@ def small_when_idle(bench: Bench) -> None:
     request, probe = bench.ours(TENANT), bench.probe
     inprocess.load_seconds(probe, request)
     loads, copies, whole = [], [], []
+    room = accelerator.room_for(bench.arena_data("tenant"))
     for _ in range(20):
         inprocess.evict(probe, TENANT)
         accelerator.synchronize()
@@ -96,7 +99,7 @@ def small_when_idle(bench: Bench) -> None:
         accelerator.synchronize()
         loads.append(time.perf_counter() - begin)
         copies.append(accelerator.copies_seconds(bench.arena_tensors("tenant")))
-        whole.append(accelerator.copy_seconds(bench.arena_data("tenant")))
+        whole.append(accelerator.copy_seconds(bench.arena_data("tenant"), room))
     inprocess.clear(probe)
     bench.record.put(
         small_bytes=bench.arena_data("tenant").numel(),

@@ -198,7 +198,7 @@ def run(title: str, shape: shapes.Shape, root: Path, figures: record.Record) -> 
     staging = Staging(root / title / "volume", adapters)
     model = write_model(shape, root / title / "model")
     files = staging.write_peft("big", root / title / "stock")
-    for how in ("tp", "ep") if shape.experts else ("tp",):
+    for how in ("ep", "tp") if shape.experts else ("tp",):
         figures.say(f"starting {title} {how}")
         log = figures.path.with_name(f"parallel-{title}-{how}.log")
         flags = options(shape, experts=how == "ep")

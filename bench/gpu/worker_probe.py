@@ -57,7 +57,10 @@ class WorkerProbe:
         nbytes = sum(tensor[0].nbytes for _, tensor in _buffers(_manager(self)))
         nbytes = min(nbytes, arena.size - offset)
         source = arena.view(offset, (nbytes,), torch.uint8)
-        return {"bytes": nbytes, "seconds": accelerator.copy_seconds(source)}
+        return {
+            "bytes": nbytes,
+            "seconds": accelerator.copy_seconds(source, accelerator.room_for(source)),
+        }
 
     def bench_memory(self) -> dict[str, Any]:
         """Return this rank's memory as /proc and torch tell it."""
@@ -89,7 +92,7 @@ class WorkerProbe:
         return {}
 
 
-def _broken(*_: Any) -> None:
+def _broken(*_: Any, **__: Any) -> None:
     from lorafleet.errors import InvalidAdapter
 
     raise InvalidAdapter("this rank was broken on purpose")
