@@ -16,10 +16,20 @@ CHART = Path(__file__).resolve().parents[1] / "charts" / "lorafleet"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/{}"
 
 
-def rules() -> list[dict[str, Any]]:
-    """The rules of the template, which are the same for Role and ClusterRole."""
+RELEASE = "lorafleet"
+SHARDS = 2
+_EACH_SHARD = r"{{ range .*? }}{{ \$\.Release\.Name }}-{{ \$shard }}, {{ end }}"
+
+
+def rules(name: str = "rules") -> list[dict[str, Any]]:
+    """The rules of the template: `rules` where it serves, `leases` in its own namespace."""
     text = (CHART / "templates" / "_names.tpl").read_text()
-    found = re.search(r'define "lorafleet\.rules" -}}\n(.*?){{- end }}', text, flags=re.DOTALL)
+    shards = ", ".join(f"{RELEASE}-{shard}" for shard in range(SHARDS))
+    text, replaced = re.subn(_EACH_SHARD, shards, text)
+    assert replaced == 1
+    found = re.search(
+        rf'define "lorafleet\.{name}" -}}}}\n(.*?){{{{- end }}}}', text, flags=re.DOTALL
+    )
     assert found
     parsed: list[dict[str, Any]] = yaml.safe_load(found[1])
     return parsed
@@ -30,7 +40,7 @@ def token(kube: KubeRest, namespace: str) -> str:
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     name = {"metadata": {"name": "operator"}}
     kube.create(accounts, name)
-    kube.create(_RBAC.format(namespace, "roles"), {**name, "rules": rules()})
+    kube.create(_RBAC.format(namespace, "roles"), {**name, "rules": [*rules(), *rules("leases")]})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"}
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": namespace}
     kube.create(

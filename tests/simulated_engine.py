@@ -54,6 +54,8 @@ class Behaviour:
 class Books:
     """What the fleet's engines have counted together."""
 
+    orders: int = 0
+    """Requests that ask for a change, also where nothing had to be changed."""
     stagings: int = 0
     loads: int = 0
     unloads: int = 0
@@ -168,6 +170,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             await self._changes.wait(seen)
 
     async def StageAdapter(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.books.orders += 1
         manifest = (await anext(requests)).manifest
         known = next(
             (e for e in self.staged.values() if e.fingerprint == manifest.fingerprint), None
@@ -208,6 +211,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     async def LoadAdapter(  # noqa: N802
         self, request: pb.LoadAdapterRequest, context: Any
     ) -> pb.LoadAdapterResponse:
+        self.books.orders += 1
         await asyncio.sleep(self.behaviour.load_seconds)
         try:
             return pb.LoadAdapterResponse(loaded=self._load(request))
@@ -217,6 +221,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     async def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: Any
     ) -> pb.UnloadAdapterResponse:
+        self.books.orders += 1
         await asyncio.sleep(self.behaviour.answer_seconds)
         for key, entry in list(self.loaded.items()):
             if (entry.adapter, entry.served_name) == (request.adapter, request.served_name):

@@ -49,11 +49,15 @@ def _run() -> int:
         crashpoint,
         handlers,  # noqa: F401 - registers them
     )
-    from lorafleet_operator.cluster import reads
+    from lorafleet_operator.cluster import leases, reads
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
 
     try:
         settings = OperatorSettings.from_environ()
+        if settings.shards > 1 and not (settings.lease_namespace or leases.own_namespace()):
+            raise InvalidSetting(
+                "LORAFLEET_SHARDS needs LORAFLEET_LEASE_NAMESPACE outside of a pod"
+            )
         # The framework would try again for ever, a traceback each time.
         asyncio.run(reads.check_cluster())
     except (InvalidSetting, reads.NoCluster) as error:
@@ -70,10 +74,8 @@ def _run() -> int:
     if settings.log_level == "INFO":
         # The framework tells of each call of each handler; our passes say what came of it.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    # One replica and no peering: the Deployment's strategy is Recreate. Two operators at a time
-    # would only repeat each other's idempotent orders.
     kopf.run(
-        standalone=True,
+        standalone=True,  # which operator acts for what, leases tell (tenure.py)
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
         memo=kopf.Memo(settings=settings),

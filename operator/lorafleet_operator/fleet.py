@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_operator import metrics
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.bodies import Bodies
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import EnginePool
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.settings import OperatorSettings
+    from lorafleet_operator.tenure import Tenure
     from lorafleet_operator.world import KnownAdapter, World
 
 _LOG: Final = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class Fleet:
             allow_private_addresses=settings.allow_private_addresses,
         )
         self._alone = Term()
+        self.tenure: Tenure | None = None
+        """The competition with other operators, None for one that runs alone."""
         self._tls: Tls | None = None
         self._read_tls()  # files that are missing end the start, not a connection
         self.links = Links(
@@ -91,11 +95,29 @@ class Fleet:
 
     def term(self, pool: str) -> Term | None:
         """Return in which term this operator acts for the pool, None while another may."""
-        return self._alone
+        return self._alone if self.tenure is None else self.tenure.term(pool)
 
     def owns(self, pool: str) -> bool:
         """Return whether this operator acts for the pool `<namespace>/<name>` now."""
         return self.term(pool) is not None
+
+    def shards_changed(self, shards: set[int]) -> None:
+        """Begin to act for the pools of these shards, or cease to: connections, then passes.
+
+        What was planned for them at an earlier time of ours is not true any more.
+        """
+        assert self.tenure is not None
+        pools = {pool.key for pools in self.world.pools.values() for pool in pools}
+        concerned = {p for p in pools | set(self.world.adapters) if self.tenure.shard(p) in shards}
+        for key in concerned:
+            self._planners.pop(key, None)
+        self.sync_links()
+        for key in concerned:
+            if self.owns(key):
+                self.wake_pool(key)
+                continue
+            for adapter in self.world.adapters.get(key) or ():
+                metrics.ADAPTERS.forget(*adapter.key.split("/"))
 
     def planner(self, pool: str) -> PoolPlanner:
         """Return the plan of the pool `<namespace>/<name>`."""
@@ -123,7 +145,8 @@ class Fleet:
     def _reach(self, pod: EnginePod) -> bool:
         """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
 
-        Whoever acts for a pool of the pod dials it. Of several pools that select it, the first by name tells the port.
+        Whoever acts for a pool of the pod dials it. Of several pools that select it, the first by
+        name tells the port.
         """
         before = (self._endpoints.pop(pod.uid, None), pod.uid in self._living)
         self._living.discard(pod.uid)
@@ -200,6 +223,8 @@ class Fleet:
 
     def adapter_came_or_went(self, known: KnownAdapter, *, gone: bool) -> None:
         """Wake the adapter's pool, and adapters that want the same served name."""
+        if not self.owns(known.pool):
+            return
         self.wakeups.wake(pool_loop(known.pool))
         planner = self.planner(known.pool)
         if gone:

@@ -11,7 +11,6 @@ writes none and runs no pass. Three traps, each with a test:
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -22,8 +21,10 @@ from lorafleet_operator.api import names
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.lists import listing_responses
 from lorafleet_operator.fleet import Fleet
+from lorafleet_operator.gate import gated, pool_of_adapter, pool_of_pool
 from lorafleet_operator.probes import Probes
 from lorafleet_operator.rounds import Rounds
+from lorafleet_operator.tenure import Tenure
 from lorafleet_operator.watched import Watched
 
 if TYPE_CHECKING:
@@ -90,18 +91,21 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
         line = f"cannot listen on {ours.listen}: {error.strerror or error}"
         raise kopf.TemporaryError(line, delay=10) from None
     memo.adapters = Rounds(
-        partial(passes.adapter_pass, fleet=fleet),
+        gated(passes.adapter_pass, pool_of_adapter, fleet),
         wakeups=fleet.wakeups,
         settings=ours,
         gather=_ADAPTER_GATHER_SECONDS,
     )
     memo.pools = Rounds(
-        partial(passes.pool_round, fleet=fleet),
+        gated(passes.pool_round, pool_of_pool, fleet),
         wakeups=fleet.wakeups,
         settings=ours,
         gather=_POOL_GATHER_SECONDS,
     )
     watched.serve(fleet, adapters=memo.adapters, pools=memo.pools)
+    fleet.tenure = Tenure.of(ours, fleet.shards_changed)
+    if fleet.tenure is not None:
+        fleet.tenure.start()
     memo.watched, memo.fleet = watched, fleet
 
 
@@ -122,9 +126,11 @@ def configure(
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
-    """Cut off the passes and close what `start` opened. The fleet stays as it is."""
+    """Cut off the passes, give up the leases and close what `start` opened. The fleet stays as it is."""
     await memo.adapters.close()
     await memo.pools.close()
+    if memo.fleet.tenure is not None:
+        await memo.fleet.tenure.close()
     await memo.probes.stop()
     await memo.fleet.close()
 

@@ -50,6 +50,23 @@ TRANSFERS: Final = Gauge(
     registry=REGISTRY,
 )
 
+SHARDS: Final = Gauge(
+    "lorafleet_operator_shards",
+    "Shards into which this operator divides the pools.",
+    registry=REGISTRY,
+)
+SHARDS_HELD: Final = Gauge(
+    "lorafleet_operator_shards_held",
+    "Shards whose lease this operator holds: it acts for their pools. 0 on one that stands by.",
+    registry=REGISTRY,
+)
+SHARD_CHANGES: Final = Counter(
+    "lorafleet_operator_shard_changes_total",
+    "Shards that this operator has taken, and those that it has lost or given up.",
+    ["change"],
+    registry=REGISTRY,
+)
+
 _STATUSES: Final = ("True", "False", "Unknown")
 
 

@@ -21,6 +21,7 @@ from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
 from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.route import withdraw
+from lorafleet_operator.term import TermOver
 from lorafleet_operator.turn import Turn
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
     if fleet.world.gone(uid) or body["metadata"].get("deletionTimestamp"):
         try:
             return await deletion_pass(body, fleet)
+        except TermOver:
+            raise
         except Exception as error:
             # Tried again soon however often it fails: an object that cannot go blocks others.
             metrics.RECONCILE_ERRORS.labels(type(error).__name__).inc()

@@ -69,12 +69,13 @@ def with_routing(
 
 
 async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
-    """Unload served names whose LoRAAdapter does not exist any more.
+    """Unload served names whose LoRAAdapter does not exist any more, or has left for good.
 
     Runs only after the framework has listed all adapters. Such names are left behind when the
-    operator was away during a deletion, or the engine was.
+    operator was away during a deletion, or the engine was, and when an adapter is given to a pool
+    of another operator, which does not reach the engines here.
     """
-    existing = set(fleet.world.existing.get(pool.metadata.namespace) or ())
+    existing = set(fleet.world.existing.get(pool.metadata.namespace) or ()) - moved(pool, fleet)
     for view in pool_engines(pool, fleet.world, fleet.links):
         link = fleet.links.get(view.uid)
         names = orphans(view, pool.metadata.namespace, existing)
@@ -94,6 +95,20 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
             await link.refresh()
         except LorafleetError:
             continue
+
+
+def moved(pool: EnginePool, fleet: Fleet) -> set[str]:
+    """Return the adapters that are served well in pools of other operators that share no engine."""
+    world = fleet.world
+    here = {pod.uid for pod in world.members(pool)}
+    found: set[str] = set()
+    for key, adapters in world.adapters.items():
+        if fleet.owns(key):
+            continue
+        other = world.pool(*key.split("/"))
+        if other is not None and not here & {pod.uid for pod in world.members(other)}:
+            found |= {known.key for known in adapters if known.settled}
+    return found
 
 
 def orphans(view: EngineView, namespace: str, existing: Collection[str]) -> list[tuple[str, str]]:

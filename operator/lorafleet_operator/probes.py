@@ -72,6 +72,8 @@ class Probes:
     async def _healthz(self, _: web.Request) -> web.Response:
         age, limit = self.age(), self._fleet.settings.liveness_seconds
         text = f"last proof of life {age:.0f} s ago, limit {limit:.0f} s\n"
+        if self._fleet.tenure is not None:
+            text += f"{self._fleet.tenure}\n"
         return web.Response(text=text, status=200 if age < limit else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ Each field is read from `LORAFLEET_<FIELD>` (upper case); an empty value counts 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -100,6 +101,28 @@ class OperatorSettings:
     liveness_seconds: float = 300.0
     """Age of the last proof of life (an event, a list) at which /healthz fails."""
 
+    shards: int = 1
+    """Shards into which the pools are divided; each has a lease, and an operator acts for the pools
+    of those that it holds. Default 1: one operator acts, others stand by. With several, replicas
+    share the pools. The same for all replicas; while it is being changed, those of the new number
+    wait for the last one of the old."""
+
+    lease_namespace: str = ""
+    """Namespace of the leases. Default: the pod's own; outside of a cluster none, and the operator
+    acts without leases, as if it were alone."""
+
+    lease_name: str = "lorafleet-operator"
+    """What the leases are called, followed by the shard's number. One name for each set of
+    replicas that share their work."""
+
+    lease_seconds: int = 15
+    """Seconds for which a lease holds without renewal. Default 15: so long nobody acts for the pools
+    of an operator that was killed; a slow API server must not cost one its leases."""
+
+    identity: str = ""
+    """What this operator is called in leases, while it runs by it alone. Default: the host's name
+    and a random number. A pod's name is better: its restarted container need not wait."""
+
     crash_at: str = ""
     """Step at which to die, for tests of restarts (crashpoint.STEPS). Default none."""
 
@@ -169,6 +192,12 @@ def _step(text: str) -> str:
     return text
 
 
+def _lease_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,58}[a-z0-9])?", text):
+        raise ValueError("expected at most 60 lower-case letters, digits and dashes")
+    return text
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError("expected DEBUG, INFO, WARNING or ERROR")
@@ -196,6 +225,11 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "backoff_limit_seconds": _seconds,
     "listen": _address,
     "liveness_seconds": _seconds,
+    "shards": _within(1, 64),
+    "lease_namespace": str,
+    "lease_name": _lease_name,
+    "lease_seconds": _within(1, 3600),
+    "identity": str,
     "crash_at": _step,
     "log_level": _level,
 }

@@ -187,17 +187,21 @@ class KnownAdapter:
     """`<namespace>/<name>` of its pool."""
     deleting: bool = False
     """Whether it is on its way out."""
+    settled: bool = False
+    """Whether its status says that all engines that should serve it as it is now wanted do so."""
 
     @classmethod
     def of(cls, adapter: LoRAAdapter, created: str) -> KnownAdapter:
         """Return what is kept of a resource."""
-        metadata = adapter.metadata
+        metadata, status = adapter.metadata, adapter.status
+        served = status.ready_engines == status.desired_engines > 0
         return cls(
             demand=AdapterDemand.from_adapter(adapter),
             served_name=adapter.served_name,
             created=created,
             pool=adapter.pool_key,
             deleting=metadata.deletion_timestamp is not None,
+            settled=served and status.observed_generation == metadata.generation,
         )
 
     @property

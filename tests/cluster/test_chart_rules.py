@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from chart_role import CHART, token
+from chart_role import CHART, RELEASE, SHARDS, token
 from kube_rest import KubeRest, Refused
 from lorafleet_operator.api.names import API_VERSION
 from resource_builders import adapter, path
@@ -58,6 +58,28 @@ def test_the_operator_may_do_what_it_does(
     for verb in ("GET", "DELETE", "PATCH"):  # 404: this cluster has no Gateway API
         assert operator.client.request(verb, f"{routes}/lora-sql").status_code == 404
     assert operator.client.post(routes, json=named).status_code == 404
+
+
+def test_the_operator_may_hold_the_leases_of_its_shards_and_no_others(
+    operator: KubeRest, namespace: str
+) -> None:
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    def named(name: str) -> dict[str, Any]:
+        spec = {"holderIdentity": "operator", "leaseDurationSeconds": 15}
+        return {"metadata": {"name": name}, "spec": spec}
+
+    for shard in range(SHARDS):
+        made = operator.create(leases, named(f"{RELEASE}-{shard}"))
+        again = operator.client.put(f"{leases}/{RELEASE}-{shard}", json=made)
+        assert again.status_code == 200
+    assert len(operator.get(leases)["items"]) == SHARDS
+    other = operator.create(leases, named("somebody-else"))
+    for place in (f"{leases}/somebody-else", f"{leases}/{RELEASE}-{SHARDS}"):
+        assert operator.client.put(place, json=other).status_code == 403
+    assert operator.client.delete(f"{leases}/{RELEASE}-0").status_code == 403
+    elsewhere = leases.replace(namespace, "kube-system")
+    assert operator.client.get(elsewhere).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import httpx
 from localstack import LocalStack
 from simulated_engine import EXTENT_BYTES, Behaviour
 from simulated_fleet import SimulatedFleet
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from localcluster import LocalCluster
+    from localstack import Operator
 
 ENGINES, ADAPTERS, REPLICAS = 30, 100, 3
 SECONDS = 60
@@ -30,6 +32,18 @@ async def quiet(fleet: SimulatedFleet) -> Counter[str]:
     return now
 
 
+async def passes(operator: Operator, wanted: int) -> None:
+    """Return when the operator has ended as many passes over adapters."""
+    line = 'lorafleet_operator_reconcile_duration_seconds_count{kind="LoRAAdapter"} '
+    operator.wait(SECONDS)
+    async with asyncio.timeout(SECONDS), httpx.AsyncClient() as client:
+        found = 0.0
+        while found < wanted:
+            await asyncio.sleep(0.2)
+            text = (await client.get(operator.metrics_url)).text
+            found = float(text.partition(line)[2].partition("\n")[0] or 0)
+
+
 async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what_engines_hold(
     cluster: LocalCluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -43,12 +57,12 @@ async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what
             names = [f"a-{number}" for number in range(ADAPTERS)]
             await asyncio.gather(*(fleet.apply(name) for name in names))
             start = await fleet.writes()
-            stack.start_operator(
-                cluster.kubeconfig,
-                LORAFLEET_NAMESPACES=namespace,
-                LORAFLEET_VOLUME_ROOT=str(fleet.root),
-                LORAFLEET_RESYNC_SECONDS="1",
-            )
+            settings = {
+                "LORAFLEET_NAMESPACES": namespace,
+                "LORAFLEET_VOLUME_ROOT": str(fleet.root),
+                "LORAFLEET_RESYNC_SECONDS": "1",
+            }
+            operator = stack.start_operator(cluster.kubeconfig, **settings)
             await fleet.settled(SECONDS)
             cold = await quiet(fleet) - start
             assert cold["adapter status"] == ADAPTERS, "one status each"
@@ -71,10 +85,13 @@ async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what
             assert hit["adapter status"] <= 2 * len(there)
             assert hit["adapter status"] + hit["events"] <= 3 * len(there) + 2
 
-            # Every second each adapter and the pool had another pass by now.
-            again = await fleet.writes()
-            await asyncio.sleep(3.0)
+            # Another operator begins with a pass over everything, and each second there is one more.
+            again, orders = await fleet.writes(), fleet.books.orders
+            operator.process.kill()
+            operator = stack.start_operator(cluster.kubeconfig, **settings)
+            await passes(operator, 3 * ADAPTERS)
             assert await fleet.writes() == again, "a pass that finds nothing new writes nothing"
+            assert fleet.books.orders == orders, "and orders nothing"
             assert fleet.books.overruns == []
             assert fleet.books.stagings <= REPLICAS * (ADAPTERS + len(changed) + len(there))
             assert max(e.used_bytes for e in fleet.engines.values()) <= behaviour.arena_bytes

@@ -50,3 +50,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [httproutes]
   verbs: [get, create, patch, delete]
 {{- end }}
+
+{{- /* What it may do in its own namespace: hold the leases of its shards; see cluster/leases.py. */ -}}
+{{- define "lorafleet.leases" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  # No rule can narrow these to names.
+  verbs: [list, create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ range $shard := until (int .Values.shards) }}{{ $.Release.Name }}-{{ $shard }}, {{ end }}]
+  verbs: [update]
+{{- end }}

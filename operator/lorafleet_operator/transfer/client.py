@@ -145,6 +145,7 @@ class SidecarClient:
         """Make the engine's vLLM end if it is `instance`; raises EngineRejected while requests run,
         unless forced."""
         request = pb.RestartEngineRequest(engine_instance=instance, force=force)
+        term.check()
         with self._translated():
             await self._stub.RestartEngine(request, timeout=seconds, metadata=self._metadata)
 

@@ -36,6 +36,8 @@ def test_values_come_from_the_environment_and_empty_ones_count_as_not_given() ->
         ("RESYNC_SECONDS", "0", "expected seconds above 0"),
         ("CHUNK_BYTES", "1", "expected a number from"),
         ("LISTEN", "9465", "expected host:port"),
+        ("SHARDS", "0", "expected a number from 1 to 64"),
+        ("LEASE_NAME", "Our operator", "expected at most 60 lower-case letters"),
         ("LOG_LEVEL", "loud", "expected DEBUG"),
         ("ALLOW_PRIVATE_ADDRESSES", "maybe", "expected true or false"),
     ],
