@@ -252,7 +252,7 @@ class Facts:
             displaced=view.pod.name in self.placed.displaced if self.placed else False,
             proved=content != course.newest,
             full=view.uid in self.full,
-            fits=self._fits(view, {entry.digest for entry in entries}),
+            fits=bool(digest) or self._fits(view, {entry.digest for entry in entries}),
             keeps_others=revisions.kept(view, self.key, to_keep) != to_keep,
         )
 

@@ -27,6 +27,12 @@ RECONCILE_ERRORS: Final = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+ROLLBACKS: Final = Counter(
+    "lorafleet_operator_rollbacks_total",
+    "Revisions that were given up, by the reason in status.rolledBack.",
+    ["reason"],
+    registry=REGISTRY,
+)
 SOURCE_READ_BYTES: Final = Counter(
     "lorafleet_operator_source_read_bytes_total",
     "Bytes read from sources, by provider.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lorafleet_operator import metrics
 from lorafleet_operator.facts import Facts
 from lorafleet_operator.first_requests import answer
 from lorafleet_operator.observe import observe
@@ -75,6 +76,7 @@ async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
     found = facts.course().given_up
     if found is not None and found != facts.adapter.status.rolled_back:
         facts.given_up = found
+        metrics.ROLLBACKS.labels(found.reason).inc()
         await say()
 
 

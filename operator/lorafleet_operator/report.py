@@ -136,7 +136,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         rank=old.rank if facts.rank is None else facts.rank,
         desired_engines=desired,
         ready_engines=ready,
-        updated_engines=updated(facts, course.newest),
+        updated_engines=ready if course.main == course.newest else updated(facts, course.newest),
         engines_summary=f"{ready}/{desired}",
         tier_summary=_tiers(entries),
         engines=entries[:MAX_STATUS_ENGINES],

@@ -146,12 +146,15 @@ def history(facts: Facts, digest: str, given_up: RolledBack | None) -> list[str]
 def earlier(facts: Facts, course: Course) -> list[Revision]:
     """Return what engines keep staged for a rollback: the history, and until an update is over also
     what it replaces, whatever the limit says."""
+    updating = course.stable is not None and course.stable.fingerprint != course.newest
+    if not updating and not facts.adapter.status.history:
+        return []
     digest = digest_of(facts.engines, course.main) or facts.adapter.status.digest
     found = [
         Revision(digest=each, fingerprint=fingerprint_of(facts.engines, each))
         for each in history(facts, digest, course.given_up)
     ]
-    if course.stable is not None and course.stable.fingerprint != course.newest:
+    if course.stable is not None and updating:
         found.append(course.stable)
     return found
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from described import describe
+from localcluster import find_binary
 from operator_chain import GROUP, Chain, eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
+KUBECTL = find_binary("kubectl")
 FIRST, SECOND, THIRD = "d01-plain-bf16", "d02-all-fp32", "d11-rslora"
 
 
@@ -69,6 +72,13 @@ def test_a_trial_outlives_the_operator_and_ways_back_cost_no_byte(chain: Chain) 
     assert [digest[7:19] for digest in found["history"]] == [first]
     assert sum(chain.loads(engine) for engine in chain.engines) == loads + 1
 
+    # A revision that nobody has is told in one line.
+    patch(chain, revision=f"sha256:{'0' * 64}")
+    eventually(lambda: says(chain, "False", "RevisionNotStaged"))
+    seen = describe(KUBECTL, chain.kubeconfig, chain.namespace, "loraadapter", "sql")
+    assert seen.tells("SourceResolved", "RevisionNotStaged", "is no revision of this adapter")
+    assert answers(chain) == [second, second]
+
     # Back to a revision by its name: no byte is read or sent.
     read = counted(chain, "lorafleet_operator_source_read_bytes_total")
     sent = counted(chain, "lorafleet_operator_transfer_bytes_total")
@@ -96,6 +106,9 @@ def test_a_trial_outlives_the_operator_and_ways_back_cost_no_byte(chain: Chain) 
     assert (note["digest"], note["reason"]) == (bad, "ErrorRate")
     assert "requests failed on the engines that tried it" in note["message"]
     eventually(lambda: chain.events("sql").count("RolledBack") == 1)
+    seen = describe(KUBECTL, chain.kubeconfig, chain.namespace, "loraadapter", "sql")
+    assert seen.tells("Loaded", "RolledBack", note["message"])
+    assert counted(chain, "lorafleet_operator_rollbacks_total") == 1
     loads = sum(chain.loads(engine) for engine in chain.engines)
     operator.process.kill()
     chain.start_operator()

@@ -177,7 +177,7 @@ class RolledBack(Revision):
     generation: Int64 = Field(default=0, ge=0)
     """Generation of the spec under which it was given up."""
     reason: str = Field(default="", max_length=64)
-    """Why, in one word: EngineRejected, ProofFailed, ProbeFailed or ErrorRate."""
+    """Why, in one word: ErrorRate, EngineRejected or what else an engine refused it for."""
     message: Message = ""
     """Why, for people."""
     time: datetime | None = None
