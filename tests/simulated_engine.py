@@ -244,6 +244,11 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             self.restart_engine()
         return pb.RestartEngineResponse()
 
+    def loaded_before(self, loads: int) -> None:
+        """Say that vLLM has loaded so many adapters since its start."""
+        self.load_count = loads
+        self._changed()
+
     def restart_engine(self) -> None:
         """Start vLLM again beside the same sidecar, which will bring every name back."""
         self.instance = secrets.token_hex(8)

@@ -135,14 +135,14 @@ def _comes_back(view: EngineView, going: Recycling | None) -> bool:
 
 
 def _missing(name: str, planner: PoolPlanner, served: frozenset[str]) -> list[str]:
-    """Return the adapters that were chosen for the engine, have content that it takes, and are not
-    served there."""
+    """Return the adapters that were chosen for the engine, that nothing is known to keep from it, and
+    that are not served there."""
     carrier = planner.plan.board.carriers.get(name)
     demands = [planner.plan.entries[key].demand for key in (carrier.adapters if carrier else ())]
     return sorted(
         each.key
         for each in demands
-        if each.key not in served and each.size_bytes is not None and name not in each.refused
+        if each.key not in served and not each.held_back and name not in each.refused
     )
 
 

@@ -108,6 +108,7 @@ def demand(facts: Facts, planner: PoolPlanner, fleet: Fleet) -> AdapterDemand:
         size_bytes=known.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=known.rank if facts.rank is None else facts.rank,
         refused=refused,
+        held_back=facts.paused or facts.source_error is not None or facts.rejection is not None,
     )
     return as_asked(known, facts, planner, fleet)
 

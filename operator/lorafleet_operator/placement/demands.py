@@ -62,6 +62,10 @@ class AdapterDemand:
         """The adapter's namespace."""
         return self.key.partition("/")[0]
 
+    held_back: bool = False
+    """Whether nothing of it will be loaded now: its source cannot be read, its content was refused,
+    or it is paused. Changes no plan; no engine is waited for because of it."""
+
     @property
     def tenant(self) -> str:
         """To whom it counts: a tenant of the pool, else its namespace."""
