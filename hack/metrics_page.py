@@ -46,6 +46,10 @@ def _operator_table() -> str:
             lines.append(_row(family.name + suffix, family, metric._labelnames))
         elif isinstance(metric, operator.AdapterSeries):
             lines += [_row(each.name, each, each._labelnames) for each in metric.describe()]
+        elif isinstance(metric, operator.PoolSeries):
+            engines, recycles = metric.describe()
+            lines.append(_row(engines.name, engines, ("namespace", "name", "traffic")))
+            lines.append(_row(f"{recycles.name}_total", recycles, ("namespace", "name")))
     return "\n".join(lines) + "\n"
 
 

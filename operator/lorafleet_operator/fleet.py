@@ -128,6 +128,7 @@ class Fleet:
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         self.paces.forget(living_pools)
+        metrics.POOLS.keep(living_pools)
         for planner in self._planners.values():
             planner.stale = True
         self._pods = {pod.uid: pod for pods in self.world.pods.values() for pod in pods}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from lorafleet_operator import metrics
 from lorafleet_operator.api.names import POOL_KIND
 from lorafleet_operator.api.v1alpha1 import EngineTraffic
 from lorafleet_operator.cluster.writes import post_event, set_warm
@@ -84,6 +86,8 @@ async def keep_engines(
     waited_for = any(state is EngineTraffic.WARMING for state, _ in states.values())
     plain = {name: state for name, (state, _) in states.items()}
     recycled = await go_on(pool, views, plain, fleet, now)
+    counts = Counter(state.value for state in plain.values())
+    metrics.POOLS.show(pool.key, {each: counts[each] for each in EngineTraffic}, recycled.count)
     if recycled.event is not None:
         await _event(pool, fleet, *recycled.event)
     if waited_for or recycled.going is not None:

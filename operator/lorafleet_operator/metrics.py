@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 REGISTRY: Final = CollectorRegistry()
 
@@ -145,3 +145,49 @@ class AdapterSeries(Collector):
 
 ADAPTERS: Final = AdapterSeries()
 REGISTRY.register(ADAPTERS)
+
+
+class PoolSeries(Collector):
+    """The series of all pools: how many engines take traffic, and how many were recycled."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[dict[str, int], int]] = {}
+
+    def show(self, key: str, engines: dict[str, int], recycles: int) -> None:
+        """Set what the series of the pool `<namespace>/<name>` say; `engines` by their state."""
+        self._shown[key] = engines, recycles
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Remove the series of all other pools."""
+        self._shown = {key: shown for key, shown in self._shown.items() if key in keys}
+
+    def describe(self) -> list[Metric]:
+        """Return the families without samples."""
+        place = ["namespace", "name"]
+        return [
+            GaugeMetricFamily(
+                "lorafleet_operator_pool_engines",
+                "Engines of a pool by whether they take traffic: the values of engines[].traffic.",
+                labels=[*place, "traffic"],
+            ),
+            CounterMetricFamily(
+                "lorafleet_operator_pool_recycles",
+                "Engines of a pool that were started again by its rule and came back.",
+                labels=place,
+            ),
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families, from any thread."""
+        engines, recycles = self.describe()
+        for key, (states, count) in list(self._shown.items()):
+            namespace, _, name = key.partition("/")
+            place = {"namespace": namespace, "name": name}
+            for state, number in states.items():
+                engines.add_sample(engines.name, {**place, "traffic": state}, number)
+            recycles.add_sample(f"{recycles.name}_total", place, count)
+        yield from (engines, recycles)
+
+
+POOLS: Final = PoolSeries()
+REGISTRY.register(POOLS)
