@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import grpc.aio
 import httpx
 import pytest
 from lorafleet.profile import EngineProfile
@@ -18,6 +19,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.engine
+
+
+async def refused(rig: Rig, instance: str, line: str) -> None:
+    """Ask vLLM to end while a request runs that was sent a moment ago."""
+    await asyncio.sleep(0.2)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await rig.stub.RestartEngine(pb.RestartEngineRequest(engine_instance=instance))
+    assert refusal.value.details() == line
+
+
+def source(folder: Path, name: str, seed: int) -> SourceAdapter:
+    make_adapter(folder, dense_modules(), seed=seed, base_model_name_or_path=BASE)
+    content = (folder / "adapter_model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    config = (folder / "adapter_config.json").read_bytes()
+    return SourceAdapter(name, f"test:{folder.name}", content[8:end], content[end:], config)
+
+
+async def answer(rig: Rig, model: str, tokens: int = 8) -> str:
+    async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False) as client:
+        body = {"model": model, "prompt": "t1 t2 t3 t4", "max_tokens": tokens, "temperature": 0.0}
+        response = await client.post("/v1/completions", json=body, timeout=120)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["text"])
 
 
 async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: Path) -> None:
@@ -59,7 +84,11 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
         await until(rig, lambda i: one.digest not in {a.digest for a in i.loaded})
 
         instance = (await rig.inventory()).engine_instance
-        await engine.kill()
+        busy = asyncio.create_task(answer(rig, BASE, 400))
+        await refused(rig, instance, "1 requests are running")
+        await busy
+        await rig.stub.RestartEngine(pb.RestartEngineRequest(engine_instance=instance))
+        assert await asyncio.to_thread(engine.process.wait, 60) == 0
         await until(rig, lambda i: i.health == pb.ENGINE_HEALTH_STARTING)
         await engine.start()
         await until(rig, lambda i: sum(a.published for a in i.loaded) == 2)
