@@ -29,22 +29,6 @@ async def refused(rig: Rig, instance: str, line: str) -> None:
     assert refusal.value.details() == line
 
 
-def source(folder: Path, name: str, seed: int) -> SourceAdapter:
-    make_adapter(folder, dense_modules(), seed=seed, base_model_name_or_path=BASE)
-    content = (folder / "adapter_model.safetensors").read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    config = (folder / "adapter_config.json").read_bytes()
-    return SourceAdapter(name, f"test:{folder.name}", content[8:end], content[end:], config)
-
-
-async def answer(rig: Rig, model: str, tokens: int = 8) -> str:
-    async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False) as client:
-        body = {"model": model, "prompt": "t1 t2 t3 t4", "max_tokens": tokens, "temperature": 0.0}
-        response = await client.post("/v1/completions", json=body, timeout=120)
-        response.raise_for_status()
-        return str(response.json()["choices"][0]["text"])
-
-
 async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: Path) -> None:
     model = make_dense(tmp_path / "model")
     rig = Rig(volume, refresh_seconds=0.5, drain_timeout_seconds=60)
