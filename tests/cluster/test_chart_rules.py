@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chart_role import CHART, RELEASE, SHARDS, token
 from kube_rest import KubeRest, Refused
-from lorafleet_operator.api.names import API_VERSION
+from lorafleet_operator.api.names import API_VERSION, CONDITION_WARM
 from resource_builders import adapter, path
 
 if TYPE_CHECKING:
@@ -80,6 +80,35 @@ def test_the_operator_may_hold_the_leases_of_its_shards_and_no_others(
     assert operator.client.delete(f"{leases}/{RELEASE}-0").status_code == 403
     elsewhere = leases.replace(namespace, "kube-system")
     assert operator.client.get(elsewhere).status_code == 403
+
+
+def test_the_operator_may_say_that_a_pod_is_warm_and_change_nothing_else_of_it(
+    operator: KubeRest, kube: KubeRest, namespace: str
+) -> None:
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    spec = {
+        "containers": [{"name": "vllm", "image": "local.invalid/none"}],
+        "readinessGates": [{"conditionType": CONDITION_WARM}],
+    }
+    made = kube.create(pods, {"metadata": {"name": "engine-0"}, "spec": spec})
+
+    def say(uid: str) -> None:
+        warm = {"type": CONDITION_WARM, "status": "True", "reason": "Warm", "message": "so"}
+        patch = {"metadata": {"uid": uid}, "status": {"conditions": [warm]}}
+        kind = {"Content-Type": "application/strategic-merge-patch+json"}
+        answer = operator.client.patch(f"{pods}/engine-0/status", json=patch, headers=kind)
+        if answer.is_error:
+            raise Refused(answer)
+
+    with pytest.raises(Refused) as refusal:
+        say("another")
+    assert refusal.value.status in (409, 422), "a pod of the same name is another one"
+    say(made["metadata"]["uid"])
+    conditions = kube.get(f"{pods}/engine-0")["status"]["conditions"]
+    assert [each["type"] for each in conditions if each["status"] == "True"] == [CONDITION_WARM]
+    with pytest.raises(Refused) as refusal:
+        operator.merge(f"{pods}/engine-0", {"metadata": {"labels": {"a": "b"}}})
+    assert refusal.value.status == 403
 
 
 @pytest.mark.parametrize(

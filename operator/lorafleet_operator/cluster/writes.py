@@ -90,7 +90,7 @@ async def set_warm(
             _content_type="application/strategic-merge-patch+json",
         )
     except client.ApiException as error:
-        if error.status in (404, 409):  # gone, or another pod of that name by now
+        if error.status in (404, 409, 422):  # gone, or another pod of that name by now
             return False
         if error.status == 403:
             _LOG.warning("the operator may not patch the status of pod %s", pod.key)
