@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import time
@@ -19,24 +18,28 @@ from vllm.lora.request import LoRARequest
 
 import lorafleet_vllm
 from lorafleet_vllm.compat import OK
-from lorafleet_vllm.first_requests import NOT_FOUND, UNAVAILABLE, Absent
+from lorafleet_vllm.first_requests import (
+    DEADLINE_SECONDS,
+    NOT_FOUND,
+    UNAVAILABLE,
+    Absent,
+    FirstRequests,
+)
 from lorafleet_vllm.keeping import GPU, OWN_PLACE, RESIDENCIES
-from lorafleet_vllm.loaded import Loaded, Reports
+from lorafleet_vllm.loaded import Loaded, Reports, checked
 from lorafleet_vllm.refused import Refused, reason_of
 from lorafleet_vllm.running import request_ids
-from lorafleet_vllm.settings import LOADERS, RevisionPath, Volume
+from lorafleet_vllm.settings import RevisionPath, Volume
 from lorafleet_vllm.turns import bring_in, judge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from lorafleet_vllm.first_requests import FirstRequests
     from lorafleet_vllm.served_names import ServedNames
 
 _log = logging.getLogger("vllm.lorafleet")
 _GRACE_SECONDS = 0.1
 _IDLE_SECONDS = 30.0  # how old the workers' memory figures may get while nothing happens
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Control:
@@ -46,9 +49,9 @@ class Control:
     """
 
     def __init__(
-        self, volume: Volume, models: Any, compat: str, first_requests: FirstRequests
+        self, volume: Volume, models: Any, compat: str, deadline_seconds: float = DEADLINE_SECONDS
     ) -> None:
-        self.first_requests = first_requests
+        self.first_requests = FirstRequests(deadline_seconds)
         self._volume = volume
         self._models = models
         self._engine = models.engine_client
@@ -191,7 +194,7 @@ class Control:
     async def load(self, served_name: str, digest: str, loader: str) -> dict[str, Any]:
         """Load a staged revision under a new id, not served yet; the same one only once."""
         self._check_live()
-        hex_digest = _checked(served_name, digest, loader)
+        hex_digest = checked(served_name, digest, loader)
         if self._api_servers() > 1:
             raise Refused(
                 f"engine runs {self._api_servers()} API servers; "
@@ -380,15 +383,3 @@ class Control:
             return self._loaded[lora_int_id]
         except KeyError:
             raise Refused(f"no adapter {lora_int_id} is loaded", 404) from None
-
-
-def _checked(served_name: str, digest: str, loader: str) -> str:
-    """Return the digest's hex digits. Raises Refused for values that nobody should send."""
-    match = _DIGEST.fullmatch(digest)
-    if match is None:
-        raise Refused(f"digest {digest!r} is not sha256:<64 hex digits>", 400)
-    if loader not in LOADERS:
-        raise Refused(f"loader {loader!r} is not one of {', '.join(LOADERS)}", 400)
-    if len(served_name) > 253 or not served_name.isprintable():
-        raise Refused("served_name must be 1 to 253 printable characters", 400)
-    return match[1]

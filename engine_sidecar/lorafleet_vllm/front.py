@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet_vllm import control_http, control_server
 from lorafleet_vllm.compat import OK
 from lorafleet_vllm.control import Control
-from lorafleet_vllm.first_requests import DEADLINE_SECONDS, FirstRequests, deadline_seconds
+from lorafleet_vllm.first_requests import DEADLINE_SECONDS, deadline_seconds
 from lorafleet_vllm.served_names import ServedNames
 from lorafleet_vllm.settings import volume_from_environment
 
@@ -37,10 +37,9 @@ def start(models: Any, reason: str) -> None:
         return
     if reason == OK:
         models.lora_requests = ServedNames(volume, models.lora_requests)
-    first_requests = FirstRequests(_deadline_seconds())
+    control = Control(volume, models, reason, _deadline_seconds())
     if reason == OK:
-        models.lorafleet_first_requests = first_requests
-    control = Control(volume, models, reason, first_requests)
+        models.lorafleet_first_requests = control.first_requests
     _controls.append(control)
     app = control_http.application(control)
     _started.append(loop.create_task(control_server.serve(app, volume.socket)))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from lorafleet_vllm.keeping import SHARED
+from lorafleet_vllm.refused import Refused
+from lorafleet_vllm.settings import LOADERS
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 @dataclass
@@ -29,3 +34,15 @@ class Reports:
     workers: list[dict[str, Any]]
     lookups: int
     at: float
+
+
+def checked(served_name: str, digest: str, loader: str) -> str:
+    """Return the digest's hex digits. Raises Refused for values that nobody should send."""
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise Refused(f"digest {digest!r} is not sha256:<64 hex digits>", 400)
+    if loader not in LOADERS:
+        raise Refused(f"loader {loader!r} is not one of {', '.join(LOADERS)}", 400)
+    if len(served_name) > 253 or not served_name.isprintable():
+        raise Refused("served_name must be 1 to 253 printable characters", 400)
+    return match[1]
