@@ -118,6 +118,7 @@ class Fleet:
                 continue
             for adapter in self.world.adapters.get(key) or ():
                 metrics.ADAPTERS.forget(*adapter.key.split("/"))
+                self.secrets.follow(adapter.key, None)
 
     def planner(self, pool: str) -> PoolPlanner:
         """Return the plan of the pool `<namespace>/<name>`."""

@@ -60,6 +60,9 @@ class Tenure:
         """Return the one that the settings ask for, None if the operator is to act alone."""
         namespace = settings.lease_namespace or own_namespace()
         if not namespace:
+            metrics.SHARDS.set(1)
+            metrics.SHARDS_HELD.set(1)
+            _LOG.info("no leases: this operator acts for every pool, as if it were alone")
             return None
         seconds = settings.lease_seconds
         timeout = max(1.0, seconds * _ANSWER_PART)

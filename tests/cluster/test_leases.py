@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chart_role import RELEASE, kubeconfig, token
+from kube_rest import TABLE, KubeRest
 from kubernetes.aio import config
 from lorafleet_operator.cluster.leases import Leases
 from lorafleet_operator.cluster.reads import NoAnswer
@@ -17,7 +18,6 @@ from lorafleet_operator.tenure import Tenure
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kube_rest import KubeRest
     from localcluster import LocalCluster
 
 
@@ -38,6 +38,9 @@ async def test_a_lease_is_written_only_on_the_version_that_was_read(
     assert made is not None
     assert replace(made, version="") == first
     assert await leases.write(replace(first, holder="b")) is None, "it exists by now"
+    place = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    table = kube.get(place, accept=TABLE)
+    assert [row["cells"][:2] for row in table["rows"]] == [[f"{RELEASE}-0", "a"]], "kubectl get"
     asked = await leases.write(replace(made, asked_by="b"))
     assert asked is not None
     assert await leases.write(replace(made, holder="c")) is None, "it has another version by now"
@@ -46,7 +49,6 @@ async def test_a_lease_is_written_only_on_the_version_that_was_read(
     assert await leases.all() == [released]
     assert (released.holder, released.asked_by, released.shards) == ("", "b", 2)
 
-    place = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     kube.create(place, {"metadata": {"name": f"{RELEASE}-1"}, "spec": {}})
     assert await leases.all() == [released], "of others it knows nothing"
     kube.delete(f"{place}/{RELEASE}-0")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lorafleet_operator import metrics
 from lorafleet_operator.cluster.reads import NoAnswer
 from lorafleet_operator.lease import Me, Record, shard_of
+from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.tenure import Tenure
 
 if TYPE_CHECKING:
@@ -89,6 +90,17 @@ async def test_a_lost_api_server_ends_the_term_and_its_return_begins_another(
     await mine.close()
     assert told == [{0}] * 4
     assert shelf.leases[0].holder == ""
+
+
+async def test_without_a_namespace_for_leases_an_operator_is_alone() -> None:
+    assert Tenure.of(OperatorSettings(), print) is None
+    assert metrics.SHARDS_HELD._value.get() == 1
+    settings = OperatorSettings(lease_namespace="operators", identity="pod-1", shards=4)
+    found = Tenure.of(settings, print)
+    assert str(found) == "shards held by pod-1: none of 4"
+    assert found is not None
+    await found.close()
+    assert metrics.SHARDS_HELD._value.get() == 0
 
 
 async def test_renewals_are_few_and_one_who_stands_by_writes_nothing() -> None:
