@@ -130,6 +130,10 @@ class Chain:
         found = self.full_condition(name, type_, plural)
         return found.get("status", ""), found.get("reason", "")
 
+    def ready(self, name: str) -> bool:
+        """Whether an adapter says that it is served as wanted."""
+        return self.condition(name, "Ready") == ("True", "Ready")
+
     def full_condition(self, name: str, type_: str, plural: str = "loraadapters") -> dict[str, Any]:
         conditions = self.status(name, plural).get("conditions", [])
         return next((c for c in conditions if c["type"] == type_), {})

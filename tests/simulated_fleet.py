@@ -241,6 +241,14 @@ class SimulatedFleet:
                     found[name] += int(float(line.rsplit(" ", 1)[1]))
         return found
 
+    async def quiet(self) -> Counter[str]:
+        """Return the writes once none follows for a second: Events come after a status."""
+        before = None
+        while before != (now := await self.writes()):
+            before = now
+            await asyncio.sleep(1.0)
+        return now
+
     async def _watch(self) -> None:
         """Follow every adapter for ever."""
         place = self._path("loraadapters") + "?watch=1&resourceVersion=0"

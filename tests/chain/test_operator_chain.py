@@ -11,10 +11,6 @@ from operator_chain import Chain, eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 
 
-def _ready(chain: Chain, name: str) -> bool:
-    return chain.condition(name, "Ready") == ("True", "Ready")
-
-
 def test_a_manifest_is_served_updated_and_deleted_and_a_killed_operator_changes_nothing(
     chain: Chain,
 ) -> None:
@@ -24,7 +20,7 @@ def test_a_manifest_is_served_updated_and_deleted_and_a_killed_operator_changes_
     chain.pool()
     chain.adapter("sql")
     model = f"{chain.namespace}/sql"
-    eventually(lambda: _ready(chain, "sql"), what="the adapter becomes Ready")
+    eventually(lambda: chain.ready("sql"), what="the adapter becomes Ready")
 
     status = chain.status("sql")
     first = status["digest"]
@@ -43,7 +39,7 @@ def test_a_manifest_is_served_updated_and_deleted_and_a_killed_operator_changes_
     eventually(lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True")
     chain.put_source("sql", "d02-all-fp32")
     eventually(lambda: chain.status("sql")["digest"] != first, what="a new revision is seen")
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     status = chain.status("sql")
     assert status["history"] == [first]
     assert {chain.answer(e, model) for e in chain.engines} == {status["digest"][7:19]}
@@ -76,7 +72,7 @@ def test_what_was_deleted_while_the_operator_was_away_is_unloaded_when_it_comes_
     operator = chain.start_operator()
     chain.pool()
     chain.adapter("sql")
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     operator.process.kill()
     chain.delete("loraadapters", "sql")
     assert chain.exists("sql"), "the finalizer keeps it"
@@ -95,7 +91,7 @@ def test_a_deletion_does_not_wait_for_an_engine_that_is_gone_nor_for_ever_for_on
     chain.pool()
     chain.adapter("gone")
     chain.adapter("silent")
-    eventually(lambda: _ready(chain, "gone") and _ready(chain, "silent"))
+    eventually(lambda: chain.ready("gone") and chain.ready("silent"))
     chain.pods.delete("engine-1")
     chain.sidecars["engine-1"].process.kill()
     chain.delete("loraadapters", "gone")
@@ -115,7 +111,7 @@ def test_an_adapter_that_went_at_once_haunts_neither_the_engine_nor_its_namesake
     chain.start_operator()
     chain.pool()
     chain.adapter("steady")
-    eventually(lambda: _ready(chain, "steady"))
+    eventually(lambda: chain.ready("steady"))
     for _ in range(5):
         chain.adapter("flash")
         chain.delete("loraadapters", "flash")
@@ -126,7 +122,7 @@ def test_an_adapter_that_went_at_once_haunts_neither_the_engine_nor_its_namesake
         loads = chain.loads("engine-0")
         chain.put_source("flash", case)
         eventually(lambda: chain.status("flash").get("digest", "") not in digests)
-        eventually(lambda: _ready(chain, "flash"))
+        eventually(lambda: chain.ready("flash"))
         digests.append(chain.status("flash")["digest"])
     assert chain.loads("engine-0") == loads + 1
     assert chain.served("engine-0") == {"second", f"{chain.namespace}/steady"}
@@ -137,13 +133,13 @@ def test_of_two_adapters_with_one_served_name_the_older_is_served(chain: Chain) 
     chain.start_operator()
     chain.pool()
     chain.adapter("a-first", servedName="shared")
-    eventually(lambda: _ready(chain, "a-first"))
+    eventually(lambda: chain.ready("a-first"))
     chain.adapter("b-second", "d02-all-fp32", servedName="shared")
     eventually(lambda: chain.condition("b-second", "Placed") == ("False", "NameTaken"))
     text = chain.full_condition("b-second", "Placed")["message"]
     assert text == f"served name shared is taken by {chain.namespace}/a-first"
     chain.delete("loraadapters", "a-first")
-    eventually(lambda: _ready(chain, "b-second"), what="the name is free")
+    eventually(lambda: chain.ready("b-second"), what="the name is free")
 
 
 def test_an_engine_without_the_plugin_is_served_too_and_the_pool_says_so(chain: Chain) -> None:
@@ -152,7 +148,7 @@ def test_an_engine_without_the_plugin_is_served_too_and_the_pool_says_so(chain: 
     operator = chain.start_operator(LORAFLEET_NAMESPACES="")
     chain.pool()
     chain.adapter("sql")
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     assert f"{chain.namespace}/sql" in chain.served("engine-0")
     inactive = ("False", "PluginInactive")
     eventually(lambda: chain.condition("pool", "PluginActive", "enginepools") == inactive)

@@ -16,10 +16,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 PROFILE = json.loads((HERE / "profiles" / "qwen3-dense.json").read_text())
 
 
-def ready(chain: Chain, name: str) -> bool:
-    return chain.condition(name, "Ready") == ("True", "Ready")
-
-
 def requests_for(web: WebServer, name: str) -> list[str]:
     return [path for path in web.requests if path.startswith(f"/{name}/")]
 
@@ -39,13 +35,13 @@ def test_a_source_is_asked_as_often_as_its_spec_says_and_equal_content_is_not_lo
             url = web.put(f"/{name}", CASES / "d01-plain-bf16")
             source = {"http": {"url": url}, "pollIntervalSeconds": seconds}
             chain.adapter(name, source=source)
-        eventually(lambda: all(ready(chain, name) for name in ("often", "seldom", "once")))
+        eventually(lambda: all(chain.ready(name) for name in ("often", "seldom", "once")))
         weights = "/often/adapter_model.safetensors"
         before, loads = chain.status("often"), chain.loads("engine-0")
 
         web.etags[weights] = '"uploaded-again"'
         eventually(lambda: chain.status("often")["resolvedRevision"] == "uploaded-again")
-        eventually(lambda: ready(chain, "often"))
+        eventually(lambda: chain.ready("often"))
         after = chain.status("often")
         assert after["fingerprint"] != before["fingerprint"]
         assert (after["digest"], after.get("history", [])) == (before["digest"], [])
@@ -56,7 +52,7 @@ def test_a_source_is_asked_as_often_as_its_spec_says_and_equal_content_is_not_lo
             web.put(f"/{name}", CASES / "d02-all-fp32")
         web.etags[weights] = '"other-content"'
         eventually(lambda: chain.status("often")["digest"] != before["digest"])
-        eventually(lambda: ready(chain, "often"))
+        eventually(lambda: chain.ready("often"))
         after = chain.status("often")
         assert (after["resolvedRevision"], after["history"]) == (
             "other-content",
@@ -78,11 +74,11 @@ def test_a_tag_that_moves_is_another_revision(chain: Chain) -> None:
         reference = f"{web.url.removeprefix('http://')}/sql:stable"
         oci = {"reference": reference, "plainHttp": True}
         chain.adapter("sql", source={"oci": oci, "pollIntervalSeconds": 1})
-        eventually(lambda: ready(chain, "sql"))
+        eventually(lambda: chain.ready("sql"))
         first = chain.status("sql")
         web.files |= artifact(files_of("d02-all-fp32"), "sql", "stable")
         eventually(lambda: chain.status("sql")["digest"] != first["digest"])
-        eventually(lambda: ready(chain, "sql"))
+        eventually(lambda: chain.ready("sql"))
         assert chain.status("sql")["resolvedRevision"] != first["resolvedRevision"]
         assert chain.loads("engine-0") == 2
 
@@ -113,7 +109,7 @@ def test_what_the_engine_lacks_refuses_an_adapter_unless_its_spec_leaves_it_out(
     }.items():
         eventually(lambda name=name, text=text: told(chain, name, text), what=name)
         assert chain.condition(name, "PartiallyApplied") == ("", "")
-    eventually(lambda: ready(chain, "asked"))
+    eventually(lambda: chain.ready("asked"))
     partial = chain.full_condition("asked", "PartiallyApplied")
     assert (partial["status"], partial["reason"]) == ("True", "TowerDropped")
     assert partial["message"].endswith(" modules are applied; dropped 2 tensors of visual")

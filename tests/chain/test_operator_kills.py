@@ -16,17 +16,13 @@ def chain(chain: Chain) -> Chain:
     return chain
 
 
-def _ready(chain: Chain, name: str) -> bool:
-    return chain.condition(name, "Ready") == ("True", "Ready")
-
-
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "unloaded"])
 def test_an_apply_goes_on_after_a_kill(chain: Chain, step: str) -> None:
     operator = chain.start_operator(LORAFLEET_CRASH_AT=step)
     chain.adapter("sql")
     eventually(lambda: not operator.process.running, what=f"the operator dies at {step}")
     chain.start_operator()
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     digest = chain.status("sql")["digest"]
     assert chain.answer("engine-0", f"{chain.namespace}/sql") == digest[7:19]
     assert chain.loads("engine-0") == 1, "what the engine had done was not done again"
@@ -38,7 +34,7 @@ def test_an_update_goes_on_after_a_kill_and_serves_one_whole_revision_meanwhile(
 ) -> None:
     operator = chain.start_operator()
     chain.adapter("sql")
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     old = chain.status("sql")["digest"]
     model = f"{chain.namespace}/sql"
     operator.process.kill()
@@ -48,7 +44,7 @@ def test_an_update_goes_on_after_a_kill_and_serves_one_whole_revision_meanwhile(
     served = chain.answer("engine-0", model)
     assert (served == old[7:19]) is (step != "published")
     chain.start_operator()
-    eventually(lambda: _ready(chain, "sql") and chain.status("sql")["digest"] != old)
+    eventually(lambda: chain.ready("sql") and chain.status("sql")["digest"] != old)
     assert chain.answer("engine-0", model) == chain.status("sql")["digest"][7:19]
     assert chain.loads("engine-0") == 2
 
@@ -56,7 +52,7 @@ def test_an_update_goes_on_after_a_kill_and_serves_one_whole_revision_meanwhile(
 def test_a_deletion_goes_on_after_a_kill(chain: Chain) -> None:
     operator = chain.start_operator(LORAFLEET_CRASH_AT="unloaded")
     chain.adapter("sql")
-    eventually(lambda: _ready(chain, "sql"))
+    eventually(lambda: chain.ready("sql"))
     chain.delete("loraadapters", "sql")
     eventually(lambda: not operator.process.running, what="the operator dies after the unload")
     assert chain.exists("sql"), "the finalizer is the last thing to go"

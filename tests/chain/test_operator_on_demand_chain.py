@@ -34,7 +34,7 @@ def test_the_first_request_brings_an_adapter_and_unknown_names_are_not_found(cha
     chain.adapter("chat", "d02-all-fp32", placement={"policy": "OnDemand"})
     model = f"{chain.namespace}/sql"
     for name in ("sql", "chat"):
-        eventually(lambda name=name: chain.condition(name, "Ready") == ("True", "Ready"))
+        eventually(lambda name=name: chain.ready(name))
     assert [chain.loads(engine) for engine in chain.engines] == [0, 0]
     assert chain.status("sql")["enginesSummary"] == "0/0"
 
@@ -56,7 +56,7 @@ def test_the_first_request_brings_an_adapter_and_unknown_names_are_not_found(cha
     # Nobody asked for it for two seconds: it goes, and is ready to come again.
     eventually(lambda: chain.status("sql")["enginesSummary"] == "0/0", what="the idle one goes")
     eventually(lambda: chain.served("engine-0") == set())
-    assert chain.condition("sql", "Ready") == ("True", "Ready")
+    assert chain.ready("sql")
 
     # Without the operator an unknown name ends at once; with it again, the adapter comes.
     operator.process.kill()

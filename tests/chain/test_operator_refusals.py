@@ -126,7 +126,7 @@ def test_wrong_content_and_wrong_specs_reach_no_engine(chain: Chain) -> None:
     put_nan(chain)
     put_large(chain)
     chain.start_operator()
-    eventually(lambda: chain.condition("good", "Ready") == ("True", "Ready"))
+    eventually(lambda: chain.ready("good"))
     for case in CONTENT:
         chain.adapter(case, case)
     put_bad_paths(chain)
@@ -144,7 +144,7 @@ def test_wrong_content_and_wrong_specs_reach_no_engine(chain: Chain) -> None:
     assert_refused(chain, "large", "TooLarge", "engine-1: needs 78.0 MiB, may use 64.0 MiB")
     assert (chain.loads("engine-0"), chain.loads("engine-1")) == (1, 0)
     assert chain.served("engine-0") == {"good"}
-    assert chain.condition("good", "Ready") == ("True", "Ready")
+    assert chain.ready("good")
 
 
 def put_secret(chain: Chain, name: str, namespace: str = "", **values: str) -> None:
@@ -196,7 +196,7 @@ def test_engines_and_credentials_that_are_not_set_up_are_told_apart(chain: Chain
         )
         assert chain.loads(name) == 0
     assert_refused(chain, "on-empty", "NoMatchingEngines", "the pool has no engines")
-    eventually(lambda: chain.condition("s3-right", "Ready") == ("True", "Ready"))
+    eventually(lambda: chain.ready("s3-right"))
     assert chain.loads("engine-0") == 1
     logs = [file.read_text() for file in chain.stack.logs.iterdir()]
     assert not [log for log in logs if WRONG in log or server.secret_key in log or KEY in log]

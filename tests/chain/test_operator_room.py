@@ -14,17 +14,13 @@ def chain(chain: Chain) -> Chain:
     return chain
 
 
-def _ready(chain: Chain, name: str) -> bool:
-    return chain.condition(name, "Ready") == ("True", "Ready")
-
-
 def test_an_update_without_room_says_so_and_goes_on_as_soon_as_there_is_some(chain: Chain) -> None:
     chain.start_engine("engine-0", 0)
     chain.start_operator()
     chain.pool()
     chain.adapter("one")
     chain.adapter("two", "d02-all-fp32")
-    eventually(lambda: _ready(chain, "one") and _ready(chain, "two"))
+    eventually(lambda: chain.ready("one") and chain.ready("two"))
     old = chain.status("one")["digest"]
     chain.put_source("one", "d09-rank-6")
     eventually(lambda: chain.condition("one", "Ready") == ("False", "StagingFull"))
@@ -33,11 +29,11 @@ def test_an_update_without_room_says_so_and_goes_on_as_soon_as_there_is_some(cha
     assert message.endswith(f"{old[:19]} keeps serving {chain.namespace}/one")
     chain.adapter("three", "d11-rslora")
     eventually(lambda: chain.condition("three", "Ready") == ("False", "NoCapacity"))
-    assert _ready(chain, "two")
+    assert chain.ready("two")
     assert chain.answer("engine-0", f"{chain.namespace}/one") == old[7:19]
     chain.delete("loraadapters", "three")
     chain.delete("loraadapters", "two")
-    eventually(lambda: _ready(chain, "one") and chain.status("one")["digest"] != old, 60)
+    eventually(lambda: chain.ready("one") and chain.status("one")["digest"] != old, 60)
 
 
 def test_of_two_adapters_with_one_content_either_may_go(chain: Chain) -> None:
@@ -46,7 +42,7 @@ def test_of_two_adapters_with_one_content_either_may_go(chain: Chain) -> None:
     chain.pool()
     for name in ("first", "second"):
         chain.adapter(name)
-        eventually(lambda name=name: _ready(chain, name))
+        eventually(lambda name=name: chain.ready(name))
     digest = chain.status("first")["digest"]
     assert chain.status("second")["digest"] == digest
     chain.delete("loraadapters", "first")

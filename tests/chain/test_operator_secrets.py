@@ -75,10 +75,6 @@ def refused(chain: Chain, name: str, text: str) -> None:
     eventually(told, what=f"{text!r}: {chain.full_condition(name, 'Ready')}")
 
 
-def ready(chain: Chain, name: str) -> bool:
-    return chain.condition(name, "Ready") == ("True", "Ready")
-
-
 def s3_source(server: S3Server, secret: str) -> dict[str, Any]:
     address = {"bucket": server.bucket, "prefix": secret, "endpoint": server.endpoint}
     return {
@@ -115,17 +111,17 @@ def test_a_mended_secret_is_used_at_once_however_long_the_pause_would_be(chain: 
     keys.mend("half", secretAccessKey=server.secret_key)
     keys.put("later", **right)
     for name in ("wrong", "half", "later"):
-        eventually(lambda name=name: ready(chain, name), what=name)
+        eventually(lambda name=name: chain.ready(name), what=name)
 
     # Taken away while it is served: it stays served, and the line names the Secret.
     keys.delete("later")
     gone = f"the content is on all engines; the source now: {label}/later not found"
     eventually(lambda: chain.full_condition("later", "SourceResolved")["message"] == gone)
-    assert ready(chain, "later")
+    assert chain.ready("later")
     first = chain.status("later")["digest"]
     server.upload(CASES / "d02-all-fp32", "later")
     keys.put("later", **right)
-    eventually(lambda: ready(chain, "later") and chain.status("later")["digest"] != first)
+    eventually(lambda: chain.ready("later") and chain.status("later")["digest"] != first)
     told_nowhere(chain, WRONG, server.secret_key)
 
 
@@ -143,18 +139,18 @@ def test_a_wrong_token_is_tried_once_and_never_told(chain: Chain) -> None:
         asked = len(web.requests)
         keys.put("unrelated", token=WRONG)
         chain.adapter("other")
-        eventually(lambda: ready(chain, "other"))
+        eventually(lambda: chain.ready("other"))
         eventually(lambda: chain.status("pool", "enginepools")["engines"][0]["loaded"] == 1)
         chain.pods.api.patch_namespaced_pod(
             "engine-0", chain.namespace, {"metadata": {"labels": {"seen": "yes"}}}
         )
         chain.adapter("another")
-        eventually(lambda: ready(chain, "another"))
+        eventually(lambda: chain.ready("another"))
         assert len(web.requests) == asked, "nothing has changed for it"
         keys.mend("token", token=f"{WRONG}-still")
         eventually(lambda: len(web.requests) > asked)
         refused(chain, "sql", line)
         keys.mend("token", token=RIGHT)
-        eventually(lambda: ready(chain, "sql"))
+        eventually(lambda: chain.ready("sql"))
     assert chain.events("sql").count("AccessDenied") == 1, "SourceResolved and Ready say the same"
     told_nowhere(chain, WRONG, RIGHT)

@@ -12,7 +12,6 @@ from simulated_engine import EXTENT_BYTES, Behaviour
 from simulated_fleet import SimulatedFleet
 
 if TYPE_CHECKING:
-    from collections import Counter
     from pathlib import Path
 
     from localcluster import LocalCluster
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
 ENGINES, ADAPTERS, REPLICAS = 30, 100, 3
 SECONDS = 60
 """Bound on each step; they take a few."""
-
-
-async def quiet(fleet: SimulatedFleet) -> Counter[str]:
-    """Return what the API server has counted once nothing follows: Events come after a status."""
-    before = None
-    while before != (now := await fleet.writes()):
-        before = now
-        await asyncio.sleep(1.0)
-    return now
 
 
 async def passes(operator: Operator, wanted: int) -> None:
@@ -64,7 +54,7 @@ async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what
             }
             operator = stack.start_operator(cluster.kubeconfig, **settings)
             await fleet.settled(SECONDS)
-            cold = await quiet(fleet) - start
+            cold = await fleet.quiet() - start
             assert cold["adapter status"] == ADAPTERS, "one status each"
             assert cold["events"] <= ADAPTERS + 2, "and one Event; the pool has two"
             assert cold["finalizers"] <= ADAPTERS + 1 + ADAPTERS // 10
@@ -72,7 +62,7 @@ async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what
             changed = names[:10]
             await asyncio.gather(*(fleet.apply(name, 2) for name in changed))
             await fleet.settled(SECONDS)
-            now = await quiet(fleet)
+            now = await fleet.quiet()
             update = now - start - cold
             assert update["adapter status"] <= 2 * len(changed)
             assert update["finalizers"] == 0
@@ -81,7 +71,7 @@ async def test_a_fleet_is_filled_changed_and_hit_with_few_writes_and_within_what
             there = {e.adapter for name in lost for e in fleet.engines[name].loaded.values()}
             await fleet.lose_engines(lost)
             await fleet.settled(SECONDS)
-            hit = await quiet(fleet) - now
+            hit = await fleet.quiet() - now
             assert hit["adapter status"] <= 2 * len(there)
             assert hit["adapter status"] + hit["events"] <= 3 * len(there) + 2
 

@@ -15,7 +15,6 @@ from simulated_engine import Behaviour
 from simulated_fleet import SimulatedFleet
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -72,14 +71,6 @@ class Replicas:
         line = "lorafleet_operator_shards_held "
         return int(float(text[text.index("\n" + line) + 1 + len(line) :].split("\n", 1)[0]))
 
-    async def quiet(self) -> Counter[str]:
-        """Return what the API server has counted once nothing follows."""
-        before = None
-        while before != (now := await self.fleet.writes()):
-            before = now
-            await asyncio.sleep(1.0)
-        return now
-
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
@@ -105,7 +96,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_without_a_word
         await until(lambda: replicas.holders() == ["first"])
         replicas.start("second").wait()
         await fleet.settled(SECONDS)
-        cold = await replicas.quiet() - start
+        cold = await fleet.quiet() - start
         assert cold["adapter status"] == len(names), "one status each: one of them writes"
         assert cold["finalizers"] == len(names)
         assert (replicas.held("first"), replicas.held("second")) == (1, 0)
@@ -113,7 +104,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_without_a_word
 
         replicas.end("first", signal.SIGKILL)
         await until(lambda: replicas.holders() == ["second"])
-        settled = await replicas.quiet()
+        settled = await fleet.quiet()
         await asyncio.sleep(2.0)  # a resync of everything
         assert await fleet.writes() == settled == start + cold, "nothing had changed"
         assert fleet.books.orders == orders
@@ -156,7 +147,7 @@ async def test_who_was_stopped_for_longer_than_its_lease_does_nothing_when_it_wa
         for name in names[:5]:
             await fleet.apply(name, 2)
         await fleet.settled(SECONDS)
-        writes = await replicas.quiet()
+        writes = await fleet.quiet()
         orders = fleet.books.orders
         versions = _versions(kube, namespace)
 
@@ -195,7 +186,7 @@ async def test_shards_are_shared_evenly_by_who_is_there(
         replicas.start("second", shards=4)
         await until(lambda: sorted(replicas.holders()) == ["first"] * 2 + ["second"] * 2)
         await until(lambda: (replicas.held("first"), replicas.held("second")) == (2, 2))
-        writes = await replicas.quiet()
+        writes = await fleet.quiet()
         holders = replicas.holders()
         await asyncio.sleep(2.0)
         assert replicas.holders() == holders, "who is even stays so"

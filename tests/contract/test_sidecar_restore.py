@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -11,16 +10,6 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_sidecar.desired import ServedName, Target
 from sidecar_rig import Rig, until
 from staging_client import reason
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-
-@pytest.fixture
-async def rig(volume: Path) -> AsyncIterator[Rig]:
-    async with Rig(volume) as running:
-        yield running
 
 
 async def served(rig: Rig, name: str, digest: str) -> None:

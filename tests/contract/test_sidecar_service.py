@@ -16,14 +16,7 @@ from sidecar_rig import Rig, until
 from staging_client import reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture
-async def rig(volume: Path) -> AsyncIterator[Rig]:
-    async with Rig(volume) as running:
-        yield running
 
 
 async def test_a_loaded_adapter_answers_and_is_in_the_inventory(rig: Rig) -> None:
