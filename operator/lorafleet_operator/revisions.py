@@ -66,6 +66,8 @@ def chart(facts: Facts, now: datetime) -> Course:
     spec, before = facts.adapter.spec.rollout.canary, facts.adapter.status.canary
     if before is not None and before.fingerprint != newest:
         before = None
+    if not digest_of(facts.engines, stable.fingerprint):
+        spec = None  # no engine could serve anything but the newest
     if spec is None or (before is not None and before.promoted):
         return Course(newest, stable, trial=before if spec is not None else None)
     candidates = _candidates(facts, newest)

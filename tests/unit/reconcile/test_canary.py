@@ -174,6 +174,10 @@ def test_a_first_revision_and_a_named_one_are_not_tried() -> None:
     assert contents(named) == [FINGERPRINT] * 2
 
 
+def test_nothing_is_tried_where_no_engine_has_anything_else() -> None:
+    assert contents(updating(engine("a"), engine("b"))) == [FINGERPRINT] * 2
+
+
 def test_the_same_content_from_another_address_is_not_tried() -> None:
     views = [old_on("a"), old_on("b")]
     known = [replace(view, digests={FINGERPRINT: OLD}) for view in views]
