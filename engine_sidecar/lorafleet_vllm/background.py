@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lorafleet_vllm.residency import Residency
 
-SLICE_SECONDS = 0.002  # of the host's time, for one call; a decode step keeps the device for 5 ms
+SLICE_SECONDS = 0.001  # of the host's time, for one call; a decode step keeps the device for 5 ms
 _STEP_SECONDS = 0.02  # steps that are so near to each other leave no pause to work in
 _LONGEST_STEP_SECONDS = 1.0
 _log = logging.getLogger("vllm.lorafleet")

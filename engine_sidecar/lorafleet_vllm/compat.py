@@ -46,6 +46,7 @@ WORKER_SIDE = (
     Wanted(_WORKER, "LRUCacheWorkerLoRAManager.add_adapter", ("lora_request",)),
     Wanted(_MANAGER, "LoRAModelManager._add_adapter", ("lora",)),
     Wanted(_MANAGER, "LoRAModelManager.activate_adapter", ("lora_id",)),
+    Wanted(_MANAGER, "LoRAModelManager.set_adapter_mapping", ("mapping",)),
     Wanted(_MANAGER, "LoRAModelManager.remove_adapter", ("adapter_id",)),
     Wanted(_MANAGER, "LoRAModelManager._get_lora_layer_weights", ("lora_model", "module_name")),
     Wanted(_MANAGER, "LRUCacheLoRAModelManager.activate_adapter", ("lora_id",)),

@@ -7,6 +7,7 @@ and the device puts them in place. Small ones share a temporary.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ import torch
 from lorafleet_vllm.batch import Batch, multiply
 from lorafleet_vllm.beside import beside, join
 from lorafleet_vllm.copy2d import Pitched, copy, pitched
-from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small, has_kernel
+from lorafleet_vllm.crate import SMALL_BYTES, Crate, Small, kernel_pays
 from lorafleet_vllm.pieces import ALL
 from lorafleet_vllm.spot import Spot, spot_of
 
@@ -81,7 +82,7 @@ class Copies:
         self.written: list[torch.Tensor] = []
         self.blank: list[torch.Tensor] = []
         small: defaultdict[torch.dtype, list[Small]] = defaultdict(list)
-        beside: defaultdict[torch.dtype, list[Spot]] = defaultdict(list)
+        rests: defaultdict[torch.dtype, list[Spot]] = defaultdict(list)
         for fill in fills:
             if not fill.pieces:
                 self.blank.append(fill.slots)
@@ -90,9 +91,8 @@ class Copies:
             for region in fill.zeros:
                 spot = spot_of(fill.slots, region)
                 # What is ALL is zeroed first: pieces are written over it.
-                small_rest = region is not ALL and math.prod(spot.shape) * 2 <= SMALL_BYTES
-                if small_rest and has_kernel(fill.slots):
-                    beside[fill.slots.dtype].append(spot)
+                if region is not ALL and math.prod(spot.shape) * 2 <= SMALL_BYTES:
+                    rests[fill.slots.dtype].append(spot)
                 else:
                     self._zero(spot)
             for piece in fill.pieces:
@@ -117,11 +117,11 @@ class Copies:
                         moves.append(way)
                     else:
                         self.detours.append(way)
-        for dtype, spots in beside.items():
-            if dtype not in small:
-                for spot in spots:
-                    self._zero(spot)
-        self.detours.extend(Crate(items, beside[dtype]) for dtype, items in small.items())
+        for dtype, items in small.items():
+            zeros = rests.pop(dtype) if kernel_pays(items, rests[dtype]) else []
+            self.detours.append(Crate(items, zeros))
+        for spot in itertools.chain.from_iterable(rests.values()):
+            self._zero(spot)
 
     def _zero(self, spot: Spot) -> None:
         # Of a small slot all, together with others: a strided rest is a launch of its own.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lorafleet_vllm.spot import Spot
 
 SMALL_BYTES = 1 << 20
+_FEW = 32
+"""So many tensors and rests are placed by torch: a table for the kernel takes longer to make."""
 
 
 class Small(NamedTuple):
@@ -25,16 +27,17 @@ class Small(NamedTuple):
     scale: float
 
 
-def has_kernel(slots: torch.Tensor) -> bool:
-    """Whether one launch takes a crate for these slots apart, and zeroes what is beside it."""
-    return bool(slots.is_cuda and slots.element_size() == 2)
+def kernel_pays(items: Sequence[Small], zeros: Sequence[Spot]) -> bool:
+    """Whether one launch takes such a crate apart, and zeroes spots beside it, faster than torch."""
+    slots = items[0].spot.slots
+    return bool(slots.is_cuda and slots.element_size() == 2 and len(items) + len(zeros) > _FEW)
 
 
 class Crate:
     """Copies neighbours in the host's memory in one piece, and lets the device take them apart.
 
-    `zeros` are spots that it zeroes on the way, only where it `has_kernel`. Its device memory has
-    the sources' size and is free again when the device is done with it.
+    `zeros` are spots that it zeroes on the way, only where `kernel_pays`. Its device memory has the
+    sources' size and is free again when the device is done with it.
     """
 
     def __init__(self, items: Sequence[Small], zeros: Sequence[Spot] = ()) -> None:
@@ -43,7 +46,7 @@ class Crate:
         self._sizes = [item.source.numel() for item in items]
         self.runs = list(_runs([item.source for item in items]))
         self._table = None
-        if has_kernel(self._like):
+        if kernel_pays(items, zeros):
             from lorafleet_vllm.crate_kernel import Table  # needs a driver
 
             self._table = Table(items, zeros)

@@ -71,6 +71,7 @@ def _patch_workers() -> None:
     _wrap(WorkerLoRAManager, "_load_adapter", _load_adapter)
     _wrap(WorkerLoRAManager, "remove_adapter", _remove_adapter)
     _wrap(WorkerLoRAManager, "set_active_adapters", _set_active_adapters)
+    _wrap(LoRAModelManager, "set_adapter_mapping", _set_adapter_mapping)
     _wrap(LoRAModelManager, "_add_adapter", _register)
     _wrap(LoRAModelManager, "activate_adapter", _activate_adapter)
     _wrap(LRUCacheLoRAModelManager, "activate_adapter", _count_slot_eviction)
@@ -158,6 +159,19 @@ def _set_active_adapters(original: Any) -> Any:
             original(self, requests, mapping)
 
     return set_active_adapters
+
+
+def _set_adapter_mapping(original: Any) -> Any:
+    def set_adapter_mapping(self: Any, mapping: Any) -> None:
+        from lorafleet_vllm.mapping import same_for
+
+        if _residency(self) is not None and self._last_mapping == mapping:
+            layout = tuple(self.lora_index_to_id)
+            if same_for(mapping, self._last_slot_layout, layout):
+                self._last_slot_layout = layout
+        original(self, mapping)
+
+    return set_adapter_mapping
 
 
 def _register(original: Any) -> Any:

@@ -245,3 +245,29 @@ def test_one_that_is_there_on_demand_goes_first_unless_the_step_uses_it(engine: 
     engine.residency.keep(4, "onDemand")
     engine.lora.set_active_adapters({requests[4], requests[5]}, None)
     assert engine.lora.list_adapters() == {2, 4, 5}
+
+
+def test_a_load_beside_a_request_makes_no_step_wait_for_new_metadata(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, coming = staged(engine, 1, seed=1), staged(engine, 2, seed=2)
+    load(engine, running)
+    alone = ask(engine, running, 12)
+    expected = run(engine)[alone][-1]
+    name = ask(engine, running, 12)
+    core, told = engine.llm.llm_engine, []
+    for _ in range(3):
+        core.step()
+    made: list[object] = []
+    manager = engine.manager
+    whole = manager._set_adapter_mapping
+    monkeypatch.setattr(manager, "_set_adapter_mapping", lambda m: (made.append(m), whole(m)))
+    load(engine, coming)
+    assert engine.manager.lora_index_to_id.count(2) == 1
+    for _ in range(3):
+        core.step()
+    engine.lora.remove_adapter(2)
+    while core.has_unfinished_requests():
+        told += [list(output.outputs[0].token_ids) for output in core.step()]
+    assert made == []
+    assert told[-1] == expected, name

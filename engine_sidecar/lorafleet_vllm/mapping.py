@@ -1,0 +1,25 @@
+"""Whether a step needs new metadata because slots changed hands since the last one.
+
+vLLM makes it anew whenever any slot has, and waits for the device in it: every load or unload of an
+adapter then cost everybody a whole step, though it concerned no request that runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def same_for(
+    mapping: Any, before: Sequence[int | None] | None, after: Sequence[int | None]
+) -> bool:
+    """Return whether the adapters of `mapping` (a LoRAMapping) are in the slots they were in.
+
+    `before` and `after` say who is in each slot; `before` is None when nobody knows.
+    """
+    if before is None or len(before) != len(after):
+        return False
+    used = {*mapping.index_mapping, *mapping.prompt_mapping}
+    return all(old == new or not {old, new} & used for old, new in zip(before, after, strict=True))
