@@ -139,6 +139,7 @@ def test_the_chart_hands_out_the_generated_crds() -> None:
     linked = CHART / "files" / "crds"
     assert linked.is_symlink()
     assert sorted(path.name for path in linked.glob("*.yaml")) == [
+        "lorafleet.dev_adaptergrants.yaml",
         "lorafleet.dev_enginepools.yaml",
         "lorafleet.dev_loraadapters.yaml",
     ]
