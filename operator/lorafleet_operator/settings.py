@@ -193,8 +193,8 @@ def _step(text: str) -> str:
 
 
 def _lease_name(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,58}[a-z0-9])?", text):
-        raise ValueError("expected at most 60 lower-case letters, digits and dashes")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,58}[a-z0-9])?", text):
+        raise ValueError("expected at most 60 lower-case letters, digits, dashes and dots")
     return text
 
 
