@@ -15,7 +15,8 @@ from lorafleet_operator.transfer.links import Endpoint
 from lorafleet_operator.wake import Wakeups
 
 if TYPE_CHECKING:
-    from lorafleet_operator.world import EngineView, World
+    from lorafleet_operator.api.v1alpha1 import EnginePool
+    from lorafleet_operator.world import EngineView, KnownAdapter, World
 
 
 class Link:
@@ -67,3 +68,9 @@ class KnownFleet:
 
     def planner(self, _: str) -> PoolPlanner:
         return self.pools
+
+    def barred(self, _: KnownAdapter) -> bool:
+        return False
+
+    def sharing_engines(self, _: EnginePool) -> list[PoolPlanner]:
+        return []

@@ -47,7 +47,7 @@ def _run() -> int:
 
     from lorafleet_operator import (
         crashpoint,
-        handlers,  # noqa: F401 - registers them
+        handlers,
     )
     from lorafleet_operator.cluster import leases, reads
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
@@ -74,6 +74,8 @@ def _run() -> int:
     if settings.log_level == "INFO":
         # The framework tells of each call of each handler; our passes say what came of it.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    if not settings.namespaces:
+        handlers.watch_namespaces()
     kopf.run(
         standalone=True,  # which operator acts for what, leases tell (tenure.py)
         clusterwide=not settings.namespaces,

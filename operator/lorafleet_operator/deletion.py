@@ -61,14 +61,14 @@ async def let_go(adapter: LoRAAdapter, fleet: Fleet) -> Waiting:
     An engine whose pod is gone has unloaded it. One that does not answer is waited for if it had
     the adapter when it last spoke, or if it never spoke and the status says that it was chosen.
     """
-    pods = fleet.world.pods.get(adapter.metadata.namespace) or ()
-    await first_answers(fleet, pods)
+    await first_answers(fleet, fleet.world.pods.get(adapter.pool_namespace) or ())
     chosen = {entry.pod_name for entry in adapter.status.engines}
     having = fleet.holders.loaded_on(adapter.key) | fleet.holders.staged_on(adapter.key)
     pods = [
         pod
-        for pod in fleet.world.pods.get(adapter.metadata.namespace) or ()
-        if (pod.uid in having or pod.name in chosen) and fleet.links.get(pod.uid) is not None
+        for pod in fleet.world.pods_anywhere()
+        if (pod.uid in having or (pod.name in chosen and pod.namespace == adapter.pool_namespace))
+        and fleet.links.get(pod.uid) is not None
     ]
     await asyncio.gather(
         *(_unload(adapter, engine_view(pod, fleet.links), fleet, chosen) for pod in pods)

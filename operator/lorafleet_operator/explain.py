@@ -17,8 +17,15 @@ from pydantic import ValidationError
 
 from lorafleet_operator.api import names
 from lorafleet_operator.api.conditions import Reason
-from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, LoRAAdapter, Tier
+from lorafleet_operator.api.v1alpha1 import (
+    AdapterGrant,
+    EnginePool,
+    EngineTraffic,
+    LoRAAdapter,
+    Tier,
+)
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.permissions import refusal
 from lorafleet_operator.placement import (
     AdapterDemand,
     EngineSnapshot,
@@ -26,15 +33,22 @@ from lorafleet_operator.placement import (
     explanation,
     planned,
 )
+from lorafleet_operator.tenants import tenancy_of
+from lorafleet_operator.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from lorafleet_operator.api.v1alpha1 import PoolEngine
 
 _LEAVING: Final = (EngineTraffic.DRAINING, EngineTraffic.DRAINED, EngineTraffic.DELETING)
-_Kind = TypeVar("_Kind", LoRAAdapter, EnginePool)
+_Kind = TypeVar("_Kind", LoRAAdapter, EnginePool, AdapterGrant)
+_Live = TypeVar("_Live", LoRAAdapter, EnginePool)
+
+
+_NOW: Final = "9"
+"""Age of an adapter that does not exist yet: younger than any that does."""
 
 
 class InvalidManifest(ValueError):
@@ -77,11 +91,15 @@ def explain(files: Sequence[Path]) -> list[PoolExplanation]:
         raise InvalidManifest("the files hold no LoRAAdapter")
     wanted = {adapter.pool_key for adapter in adapters.values()}
     unknown = {key for key in wanted if key not in pools or not pools[key].status.engines}
+    grants = _parsed(documents, names.GRANT_KIND, AdapterGrant)
     if unknown:
         found = asyncio.run(_from_cluster({key.partition("/")[0] for key in unknown}))
         pools = _over(_parsed(found, names.POOL_KIND, EnginePool), pools)
         adapters = _over(_parsed(found, names.ADAPTER_KIND, LoRAAdapter), adapters)
-    return [_explain_pool(key, pools.get(key), adapters.values()) for key in sorted(wanted)]
+        grants = _parsed(found, names.GRANT_KIND, AdapterGrant) | grants
+        documents = [*found, *documents]
+    world, created = _world(pools, adapters, grants, documents), _created(documents)
+    return [_explain_pool(key, world, adapters.values(), created) for key in sorted(wanted)]
 
 
 @dataclass(frozen=True)
@@ -104,17 +122,54 @@ def why(found: Iterable[dict[str, Any]], key: str) -> Why:
     adapter = adapters.get(key)
     if adapter is None:
         raise InvalidManifest(f"{names.ADAPTER_KIND} {key} does not exist")
-    pool = _parsed(found, names.POOL_KIND, EnginePool).get(adapter.pool_key)
-    result = _explain_pool(adapter.pool_key, pool, adapters.values())
+    pools = _parsed(found, names.POOL_KIND, EnginePool)
+    grants = _parsed(found, names.GRANT_KIND, AdapterGrant)
+    world = _world(pools, adapters, grants, found)
+    result = _explain_pool(adapter.pool_key, world, adapters.values(), _created(found))
     plan = next((each for each in result.adapters if each.adapter == adapter.key), None)
-    return Why(adapter, pool, plan)
+    return Why(adapter, pools.get(adapter.pool_key), plan)
+
+
+def _created(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Return when each adapter was created, as far as its manifest says."""
+    found = {}
+    for document in documents:
+        metadata = document.get("metadata") or {}
+        key = f"{metadata.get('namespace', 'default')}/{metadata.get('name')}"
+        if document.get("kind") == names.ADAPTER_KIND and "creationTimestamp" in metadata:
+            found[key] = str(metadata["creationTimestamp"])
+    return found
+
+
+def _world(
+    pools: dict[str, EnginePool],
+    adapters: dict[str, LoRAAdapter],
+    grants: dict[str, AdapterGrant],
+    documents: Iterable[dict[str, Any]],
+) -> World:
+    """Return as much of the world as permissions and tenants are told by."""
+    by_namespace: defaultdict[str, list[EnginePool]] = defaultdict(list)
+    for pool in pools.values():
+        by_namespace[pool.metadata.namespace].append(pool)
+    existing: defaultdict[str, list[str]] = defaultdict(list)
+    for adapter in adapters.values():
+        existing[adapter.metadata.namespace].append(adapter.key)
+    granted: defaultdict[str, list[AdapterGrant]] = defaultdict(list)
+    for grant in grants.values():
+        granted[grant.metadata.namespace].append(grant)
+    namespaces = {
+        document["metadata"]["name"]: document["metadata"].get("labels") or {}
+        for document in documents
+        if document.get("kind") == "Namespace" and document.get("apiVersion") == "v1"
+    }
+    return World({}, by_namespace, {}, existing, (), granted, namespaces)
 
 
 def _indented(adapter: Explanation) -> str:
     return "\n".join(f"  {line}" for line in str(adapter).splitlines())
 
 
-def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
+def _over(live: dict[str, _Live], given: dict[str, _Live]) -> dict[str, _Live]:
     """Return what is given in place of what lives, with the status of what lives."""
     known = {
         key: each.model_copy(update={"status": live[key].status})
@@ -125,29 +180,46 @@ def _over(live: dict[str, _Kind], given: dict[str, _Kind]) -> dict[str, _Kind]:
 
 
 def _explain_pool(
-    key: str, pool: EnginePool | None, adapters: Iterable[LoRAAdapter]
+    key: str, world: World, adapters: Iterable[LoRAAdapter], created: Mapping[str, str]
 ) -> PoolExplanation:
     members = sorted((a for a in adapters if a.pool_key == key), key=lambda a: a.key)
+    pool = world.pool(*key.split("/", 1))
+    barred = {
+        a.key: no
+        for a in members
+        if (no := refusal(world, a.metadata.namespace, key, a.served_name)) is not None
+    }
     if pool is None:
         lost = (Reason.POOL_NOT_FOUND, f"EnginePool {key} does not exist")
-        unplaced = [Explanation(adapter.key, (), 0, lost, ()) for adapter in members]
+        unplaced = [Explanation(a.key, (), 0, barred.get(a.key, lost), ()) for a in members]
         return PoolExplanation(key, False, 0, 0, tuple(unplaced))
     holders = _Holders(members)
     result = planned(
-        (_demand(a) for a in members if not a.metadata.deletion_timestamp),
+        (
+            _demand(a, created.get(a.key, _NOW))
+            for a in members
+            if not a.metadata.deletion_timestamp and a.key not in barred
+        ),
         (_snapshot(pool, engine, holders) for engine in pool.status.engines),
+        tenancy_of(pool.spec, world.namespaces.get),
     )
-    explained = [explanation(result, a.key) for a in members if a.key in result.entries]
+    explained = [
+        explanation(result, a.key)
+        if a.key in result.entries
+        else Explanation(a.key, (), 0, barred[a.key], ())
+        for a in members
+        if a.key in result.entries or a.key in barred
+    ]
     known = len(pool.status.engines)
     return PoolExplanation(key, True, known, pool.status.total_engines, tuple(explained))
 
 
-def _demand(adapter: LoRAAdapter) -> AdapterDemand:
+def _demand(adapter: LoRAAdapter, created: str) -> AdapterDemand:
     """Return what the adapter needs; the refusals that its status tells are of its present spec."""
     status = adapter.status
     told = status.observed_generation == adapter.metadata.generation
     refused = {p: each.message for each in status.refusals for p in each.pods} if told else {}
-    return replace(AdapterDemand.from_adapter(adapter), refused=refused)
+    return replace(AdapterDemand.from_adapter(adapter, created), refused=refused)
 
 
 class _Holders:
@@ -216,7 +288,7 @@ def _parsed(documents: Iterable[dict[str, Any]], kind: str, model: type[_Kind]) 
 
 
 async def _from_cluster(namespaces: set[str]) -> list[dict[str, Any]]:
-    """Return the pools and the adapters of the namespaces; nothing without a cluster."""
+    """Return what is in the namespaces; nothing without a cluster."""
     try:
         api = await reads.connect()
     except reads.BrokenConfig as error:

@@ -47,7 +47,10 @@ class Placed:
     wanted: int = 0
     blocked: tuple[Reason, str] | None = None
     lost_name: bool = False
-    """Whether an older adapter owns the served name."""
+    """Whether it may be served nowhere: an older adapter owns the served name, or pool or name are
+    another namespace's and not granted."""
+    sheltered: frozenset[str] = frozenset()
+    """Pods whose engine keeps it in a slot, by its tenant's guarantee."""
     displaced: frozenset[str] = frozenset()
     """Pods whose engine has the adapter but gave its place to more important ones."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class Facts:
     adapter: LoRAAdapter
     created: str
     # observe
+    forbidden: tuple[Reason, str] | None = None
+    """Why it may not be served by its pool, or under its name."""
     pool: EnginePool | None = None
     engines: list[EngineView] = field(default_factory=list)
     """Of the pool's engines those that have the adapter, had it or should have it, and, until it is
@@ -82,6 +87,8 @@ class Facts:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     # plan
     placed: Placed | None = None
+    held_back: str = ""
+    """Why nothing may be loaded now, for its tenant has loaded much."""
     # stage, load, publish, retire: what went wrong, by pod UID
     troubles: dict[str, LorafleetError] = field(default_factory=dict)
     refusals: dict[str, LorafleetError] = field(default_factory=dict)
@@ -135,6 +142,7 @@ class Facts:
             and self.placed is not None
             and self.placed.pods
             and self.rejection is None
+            and not self.held_back
         )
 
     @property
@@ -168,6 +176,8 @@ class Facts:
 
     def residency_on(self, view: EngineView) -> str:
         """Return what the sidecar of an engine is told of the adapter's residency."""
+        if self.placed is not None and view.pod.name in self.placed.sheltered:
+            return GPU
         guest = self.placed is not None and view.pod.name in self.placed.guests
         return self.guest_residency if guest else residency_order(self.adapter.spec)
 

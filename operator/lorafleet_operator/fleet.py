@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Final
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics
+from lorafleet_operator.affected import adapters_affected
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.bodies import Bodies
 from lorafleet_operator.cluster.owned import Owned
 from lorafleet_operator.cluster.writes import StatusWriter
+from lorafleet_operator.fair import FairPlaces
 from lorafleet_operator.first_requests import Requested, owners
 from lorafleet_operator.holders import Holders
+from lorafleet_operator.load_rates import LoadRates
 from lorafleet_operator.memory import Memory
+from lorafleet_operator.permissions import refusal
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.routing.router import Router
 from lorafleet_operator.sources.bounds import SourceSettings
@@ -29,11 +33,11 @@ from lorafleet_operator.transfer.pacing import Paces
 from lorafleet_operator.wake import Seen, Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from kubernetes.aio.client import ApiClient
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool
+    from lorafleet_operator.api.v1alpha1 import EnginePool, Tenant
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.tenure import Tenure
@@ -65,9 +69,10 @@ class Fleet:
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
         )
-        self.transfers = asyncio.Semaphore(settings.transfers)
+        self.transfers = FairPlaces(settings.transfers)
         self.paces = Paces()
-        self.sources = asyncio.Semaphore(settings.sources)
+        self.sources = FairPlaces(settings.sources)
+        self.load_rates = LoadRates(asyncio.get_running_loop().time)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
             allow_private_addresses=settings.allow_private_addresses,
@@ -124,12 +129,25 @@ class Fleet:
         """Return the plan of the pool `<namespace>/<name>`."""
         return self._planners.setdefault(pool, PoolPlanner())
 
+    def tenant(self, pool: str, namespace: str) -> str:
+        """Return whose turn it is when adapters of the namespace are sent to the pool."""
+        return self.planner(pool).plan.board.tenancy.tenant_of(namespace)
+
+    def sharing_engines(self, pool: EnginePool) -> Iterator[PoolPlanner]:
+        """Yield the plans of other pools that have engines in common with this one."""
+        members = self.planner(pool.key).members.keys()
+        for other in self.world.pools.get(pool.metadata.namespace) or ():
+            planner = self._planners.get(other.key)
+            if other.key != pool.key and planner and not members.isdisjoint(planner.members):
+                yield planner
+
     def sync_links(self) -> None:
         """Open and close connections so that every reachable pod of every pool has one."""
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         self.paces.forget(living_pools)
         metrics.POOLS.keep(living_pools)
+        self.load_rates.keep_pools(living_pools)
         for planner in self._planners.values():
             planner.stale = True
         self._pods = {pod.uid: pod for pods in self.world.pods.values() for pod in pods}
@@ -231,10 +249,39 @@ class Fleet:
         planner = self.planner(known.pool)
         if gone:
             planner.forget(known.key)
+            self.load_rates.forget(known.key)
         else:
-            planner.note(known)
-        for other in planner.claimants(known.served_name):
-            self.wakeups.wake(other)
+            planner.note(known, barred=self.barred(known))
+        pool = self.world.pool(*known.pool.split("/", 1))
+        rivals = self.sharing_engines(pool) if pool is not None else ()
+        for each in (planner, *rivals):
+            for other in each.claimants(known.served_name):
+                self.wakeups.wake(other)
+
+    def barred(self, known: KnownAdapter) -> bool:
+        """Return whether the adapter may not be served by its pool, or under its name."""
+        about = (known.demand.namespace, known.pool, known.served_name)
+        return refusal(self.world, *about) is not None
+
+    def grants_changed(self, namespace: str) -> None:
+        """Wake adapters of other namespaces that use what the grants of this one are about."""
+        for pool, adapters in self.world.adapters.items():
+            ours = pool.startswith(f"{namespace}/")
+            for known in adapters:
+                if known.demand.namespace != namespace and (
+                    ours or known.served_name.startswith(f"{namespace}/")
+                ):
+                    self.wakeups.wake(known.key, news=True)
+
+    def namespace_changed(self, name: str, *, new: bool) -> None:
+        """Let pools look again whose tenant it is; a new one owns the names that begin with it."""
+        if new:
+            self.grants_changed(name)
+        for pools in self.world.pools.values():
+            for pool in pools:
+                if any(_by_label(tenant) for tenant in pool.spec.tenants):
+                    self.planner(pool.key).tenants_stale = True
+                    self.wake_pool(pool.key)
 
     def forget_adapter(self, uid: str, key: str) -> None:
         """Forget an adapter that is gone and of which nothing is left."""
@@ -307,7 +354,7 @@ class Fleet:
         for pool in self.world.pools.get(namespace) or ():
             if name in self._members(pool):
                 planners.append(self.planner(pool.key))
-                planners[-1].look_at_adapters(self.world.adapters.get(pool.key) or ())
+                planners[-1].look_at_adapters(self.world.adapters.get(pool.key) or (), self.barred)
                 all_ours &= self.owns(pool.key)
         found = owners(names, planners)
         for key in filter(None, found.values()):
@@ -317,43 +364,11 @@ class Fleet:
             self.requested.refuse(link, unknown)
 
 
+def _by_label(tenant: Tenant) -> bool:
+    selector = tenant.namespace_selector
+    return selector is not None and bool(selector.match_labels)
+
+
 def pool_loop(key: str) -> str:
     """Return the wake-up key of a pool: apart from an adapter of the same name."""
     return f"pool {key}"
-
-
-def adapters_affected(
-    old: pb.Inventory | None, new: pb.Inventory | None, *, in_contact: bool
-) -> set[str] | None:
-    """Return the adapters that a change of inventory concerns, None for all of the pool.
-
-    One adapter's load must not wake ten thousand others; a new start of vLLM or a change of
-    health does.
-    """
-    if old is None or new is None or not in_contact or old is new:
-        return None
-    if (old.engine_instance, old.health, old.health_message) != (
-        new.engine_instance,
-        new.health,
-        new.health_message,
-    ):
-        return None
-    before, after = _contents(old), _contents(new)
-    return {(before.get(key) or after[key]) for key in before.keys() ^ after.keys()}
-
-
-def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
-    """Return adapters by what is worth a pass of each entry: not the counts of requests."""
-    found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
-    for entry in inventory.loaded:
-        quiet = entry
-        if entry.in_flight or entry.requests or entry.idle_seconds:
-            quiet = pb.LoadedAdapter()
-            quiet.CopyFrom(entry)
-            quiet.in_flight = quiet.requests = quiet.errors = quiet.idle_seconds = 0
-        found[b"l" + _bytes(quiet)] = entry.adapter
-    return found
-
-
-def _bytes(entry: pb.LoadedAdapter | pb.StagedRevision) -> bytes:
-    return entry.SerializeToString(deterministic=True)

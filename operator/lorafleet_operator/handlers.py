@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
 POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
+GRANTS: Final = (names.GROUP, names.VERSION, names.GRANT_PLURAL)
 PODS: Final = ("", "v1", "pods")
+NAMESPACES: Final = ("", "v1", "namespaces")
 SERVICES: Final = ("", "v1", "services")
 SLICES: Final = ("discovery.k8s.io", "v1", "endpointslices")
 _ADAPTER_GATHER_SECONDS: Final = 0.2
@@ -62,7 +64,8 @@ async def log_in(memo: kopf.Memo, **given: Any) -> kopf.AiohttpSession | None:
     info = kopf.login_via_client(**given)
     if info is None:
         return None
-    plurals = {plural for _, _, plural in (ADAPTERS, POOLS, PODS, SERVICES, SLICES)}
+    kinds = (ADAPTERS, POOLS, GRANTS, PODS, SERVICES, SLICES, NAMESPACES)
+    plurals = {plural for _, _, plural in kinds}
     return kopf.AiohttpSession(
         server=info.server,
         default_namespace=info.default_namespace,
@@ -139,8 +142,14 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.event(*SLICES)
 @kopf.on.event(*PODS)
 @kopf.on.event(*POOLS)
+@kopf.on.event(*GRANTS)
 @kopf.on.event(*ADAPTERS)
 async def changed(resource: kopf.Resource, event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
     """Follow what is watched. A coroutine: the framework runs other handlers in threads."""
     gone = event["type"] == "DELETED"
     memo.watched.heard(resource.plural, event["object"], gone=gone)
+
+
+def watch_namespaces() -> None:
+    """Follow namespaces too: whose labels tell tenants, and to whom names belong."""
+    kopf.on.event(*NAMESPACES)(changed)

@@ -127,7 +127,7 @@ def _settled(pool: EnginePool, fleet: Fleet) -> PoolPlanner:
     planner = fleet.planner(pool.key)
     first = not planner.members  # everybody is about to look at a plan that is made from nothing
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
-    planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
+    planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
     moved = planner.plan.settle()
     for key in () if first else moved:
         fleet.wakeups.wake(key)

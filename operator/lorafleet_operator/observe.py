@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from lorafleet_operator.permissions import refusal
 from lorafleet_operator.world import engine_view, engines_outside
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
     as lost for a moment.
     """
     metadata, world, links = facts.adapter.metadata, fleet.world, fleet.links
-    facts.pool = world.pool(metadata.namespace, facts.adapter.spec.pool_ref.name)
+    adapter = facts.adapter
+    facts.forbidden = refusal(world, metadata.namespace, adapter.pool_key, adapter.served_name)
+    if facts.forbidden is None:
+        facts.pool = world.pool(adapter.pool_namespace, adapter.spec.pool_ref.name)
     members: list[EngineView] = []
     of_pool: Iterable[EnginePod] = ()
     if facts.pool is not None:
@@ -41,7 +45,7 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
     elsewhere = fleet.holders.loaded_on(facts.key) - {view.uid for view in members}
     if elsewhere:
         elsewhere -= {pod.uid for pod in of_pool}
-    others = engines_outside(elsewhere, metadata.namespace, world, links) if elsewhere else []
+    others = engines_outside(elsewhere, world, links) if elsewhere else []
     facts.engines = [*members, *others]
     await _count_requests(facts, fleet)
 

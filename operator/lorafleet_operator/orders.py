@@ -73,7 +73,8 @@ async def stage(
         return
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
-    async with fleet.transfers:
+    tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
+    async with fleet.transfers.of(tenant):
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
             for content, links in lacking.items():
                 await _bring(facts, reader, fleet, content, links)

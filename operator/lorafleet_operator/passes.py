@@ -53,7 +53,7 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
             metrics.RECONCILE_ERRORS.labels(type(error).__name__).inc()
             _LOG.exception("%s: the deletion failed", body["metadata"]["name"])
             return _DELETION_GOES_ON
-    turn = Turn(fleet.sources)
+    turn = Turn(fleet.sources.of(body["metadata"]["namespace"]))
     try:
         if not fleet.memory.knows(uid, body["metadata"]["generation"]):
             # Its source will be read: thousands that wait for that should hold nothing meanwhile.

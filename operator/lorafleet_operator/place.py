@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
-from lorafleet_operator.placement import AdapterDemand, Policy, blocked, displaced_from, wanted
+from lorafleet_operator.placement import (
+    AdapterDemand,
+    Policy,
+    blocked,
+    displaced_from,
+    over_quota_on,
+    wanted,
+)
 from lorafleet_operator.revisions import TRIES
 from lorafleet_operator.world import engine_view
 
@@ -26,18 +33,22 @@ def place(facts: Facts, fleet: Fleet) -> None:
     Others whose engines that changes are woken. From here on the pass looks at no engine that
     neither has the adapter nor should have it, however large the pool is.
     """
-    metadata, pool = facts.adapter.metadata, facts.pool
+    pool = facts.pool
+    if facts.forbidden is not None:
+        _bar(facts, fleet)
+        facts.placed = Placed(blocked=facts.forbidden, lost_name=True)
+        return
     if pool is None:
-        reason = (
-            f"EnginePool {metadata.namespace}/{facts.adapter.spec.pool_ref.name} does not exist"
-        )
+        reason = f"EnginePool {facts.adapter.pool_key} does not exist"
         facts.placed = Placed(blocked=(Reason.POOL_NOT_FOUND, reason))
         return
     planner = fleet.planner(pool.key)
     first = not planner.members  # the plan is made from nothing: everybody is about to look at it
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
-    planner.look_at_adapters(fleet.world.adapters.get(pool.key) or ())
-    owner = planner.claim(facts.key, facts.adapter.served_name, facts.created)
+    planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
+    owner = planner.claim(
+        facts.key, facts.adapter.served_name, facts.created, fleet.sharing_engines(pool)
+    )
     needs = demand(facts, planner, fleet)
     if owner is None:
         planner.plan.set_adapter(needs)
@@ -57,9 +68,33 @@ def place(facts: Facts, fleet: Fleet) -> None:
         pods=tuple(sorted(entry.chosen)),
         wanted=want,
         blocked=blocked(planner.plan, entry, want),
-        displaced=displaced_from(planner.plan, entry),
+        displaced=displaced_from(planner.plan, entry) | _over_quota(facts, planner),
+        sheltered=planner.plan.sheltered_on(facts.key),
         refused=needs.refused,
         guests=frozenset(entry.guests),
+    )
+
+
+def _bar(facts: Facts, fleet: Fleet) -> None:
+    """Let an adapter that may not be there have no place in the plan."""
+    planner = fleet.planner(facts.adapter.pool_key)
+    planner.bar(facts.key, facts.created)
+    for key in planner.plan.settle() - {facts.key}:
+        fleet.wakeups.wake(key)
+
+
+def _over_quota(facts: Facts, planner: PoolPlanner) -> frozenset[str]:
+    """Return the pods whose engine has to let go of the adapter, for its tenant has no quota left.
+
+    Of the content that is wanted: an update that is too large for the quota ends nothing that is
+    served.
+    """
+    over = over_quota_on(planner.plan, planner.plan.entries[facts.key])
+    return frozenset(
+        view.pod.name
+        for view in facts.engines
+        if view.pod.name in over
+        and view.digest_of(facts.fingerprint) in {each.digest for each in view.loaded(facts.key)}
     )
 
 
@@ -92,7 +127,10 @@ def demand(facts: Facts, planner: PoolPlanner, fleet: Fleet) -> AdapterDemand:
     An engine that refused the content for good, or three times, gets it only if no other can take
     it, unless it has the adapter: a refused update must not end what is served.
     """
-    known, metadata = AdapterDemand.from_adapter(facts.adapter), facts.adapter.metadata
+    known, metadata = (
+        AdapterDemand.from_adapter(facts.adapter, facts.created),
+        facts.adapter.metadata,
+    )
     refused = {}
     for view in facts.engines:
         about = (metadata.uid, view.instance, metadata.generation, facts.fingerprint)

@@ -75,10 +75,11 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
     operator was away during a deletion, or the engine was, and when an adapter is given to a pool
     of another operator, which does not reach the engines here.
     """
-    existing = set(fleet.world.existing.get(pool.metadata.namespace) or ()) - moved(pool, fleet)
+    existing = {key for keys in fleet.world.existing.values() for key in keys}
+    existing -= moved(pool, fleet)
     for view in pool_engines(pool, fleet.world, fleet.links):
         link = fleet.links.get(view.uid)
-        names = orphans(view, pool.metadata.namespace, existing)
+        names = orphans(view, fleet.settings.namespaces, existing)
         if link is None or not names:
             continue
         for adapter, served_name in names:
@@ -111,10 +112,13 @@ def moved(pool: EnginePool, fleet: Fleet) -> set[str]:
     return found
 
 
-def orphans(view: EngineView, namespace: str, existing: Collection[str]) -> list[tuple[str, str]]:
+def orphans(
+    view: EngineView, namespaces: Collection[str], existing: Collection[str]
+) -> list[tuple[str, str]]:
     """Return (adapter, served name) on the engine of adapters that are not in `existing`.
 
-    Names without an owner in the pool's namespace were not loaded by this operator.
+    Names without an owner in the `namespaces` that the operator serves (none: the whole cluster)
+    were not loaded by it.
     """
     if view.problem or view.inventory is None:
         return []
@@ -122,7 +126,9 @@ def orphans(view: EngineView, namespace: str, existing: Collection[str]) -> list
         {
             (entry.adapter, entry.served_name)
             for entry in view.inventory.loaded
-            if entry.adapter.startswith(f"{namespace}/") and entry.adapter not in existing
+            if entry.adapter
+            and entry.adapter not in existing
+            and (not namespaces or entry.adapter.partition("/")[0] in namespaces)
         }
     )
 

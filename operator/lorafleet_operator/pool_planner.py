@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, unmet
+from lorafleet_operator.tenants import tenancy_of
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from lorafleet.profile import EngineProfile
 
@@ -35,6 +36,8 @@ class PoolPlanner:
         """Whether pods or the pool have changed since then."""
         self.recycling = ""
         """The engine of which adapters were last told that it takes no traffic."""
+        self.tenants_stale = True
+        """Whether namespaces have changed, by whose labels tenants are told, since then."""
         self.profiles: dict[str, EngineProfile] = {}
         """What each of them takes, by its name, as far as it has said so."""
         self._samples: dict[int, str] | None = None  # one member of each profile, once asked for
@@ -54,6 +57,8 @@ class PoolPlanner:
         self, pool: EnginePool, world: World, links: Links, grace_seconds: float
     ) -> None:
         """Bring the engines' facts up to date: all of them after a change of pods or the pool."""
+        if self.tenants_stale or self._spec is None or pool.spec.tenants != self._spec.tenants:
+            self._look_at_tenants(pool, world)
         if self.stale or pool.spec != self._spec:
             members = {pod.name: pod for pod in world.members(pool)}
             for name in self.members.keys() - members.keys():
@@ -78,6 +83,12 @@ class PoolPlanner:
             well = view.takes_orders or not seen.healthy
             (self._in_grace.discard if well else self._in_grace.add)(name)
         self._changed = set()
+
+    def _look_at_tenants(self, pool: EnginePool, world: World) -> None:
+        """Plan with the tenants as they are; without any before and now, nothing is to do."""
+        self.tenants_stale = False
+        if pool.spec.tenants or self.plan.board.tenancy.rules:
+            self.plan.set_tenancy(tenancy_of(pool.spec, world.namespaces.get))
 
     def worth_a_look(self, adapter: LoRAAdapter, refusing: set[str]) -> list[EnginePod]:
         """Return the members that a pass over the adapter has to see before it is placed, by name.
@@ -108,10 +119,15 @@ class PoolPlanner:
 
     # Adapters.
 
-    def look_at_adapters(self, known: Collection[KnownAdapter]) -> None:
+    def look_at_adapters(
+        self,
+        known: Collection[KnownAdapter],
+        barred: Callable[[KnownAdapter], bool] = lambda _: False,
+    ) -> None:
         """Take adapters that are new here, forget those that are gone.
 
         What a known one needs, its own pass tells, which knows more than its status does.
+        barred: whether an adapter may not be here at all.
         """
         if len(known) == len(self._claims):
             return
@@ -119,13 +135,12 @@ class PoolPlanner:
         for key in self._claims.keys() - here.keys():
             self.forget(key)
         for key in here.keys() - self._claims.keys():
-            self.note(here[key])
+            self.note(here[key], barred=barred(here[key]))
 
-    def note(self, known: KnownAdapter) -> None:
+    def note(self, known: KnownAdapter, *, barred: bool = False) -> None:
         """Take an adapter as the API server has it, if it is new here or on its way out."""
-        if known.deleting:
-            self.forget(known.key)
-            self._claims[known.key] = ("", known.created)  # it exists, and owns nothing
+        if known.deleting or (barred and known.key not in self._claims):
+            self.bar(known.key, known.created)
         elif known.key not in self._claims:
             self.claim(known.key, known.served_name, known.created)
             self.plan.set_adapter(known.demand)
@@ -135,25 +150,36 @@ class PoolPlanner:
         entry = self.plan.entries.get(key)
         return unmet(self.plan, entry, pods) if entry is not None and pods else {}
 
+    def bar(self, key: str, created: str) -> None:
+        """Let an adapter that exists have no place, and own nothing."""
+        self.forget(key)
+        self._claims[key] = ("", created)
+
     def forget(self, key: str) -> None:
         """Forget an adapter that is gone."""
         self.plan.drop_adapter(key)
         self._unclaim(key)
 
-    def claim(self, key: str, served_name: str, created: str) -> str | None:
+    def claim(
+        self, key: str, served_name: str, created: str, rivals: Iterable[PoolPlanner] = ()
+    ) -> str | None:
         """Claim a served name; return the older adapter that owns it, None if it is this one's.
 
         Age decides, then the key, so that both sides come to the same answer without talking.
+        rivals: the plans of pools that share engines with this one.
         """
         if self._claims.get(key) != (served_name, created):
             self._unclaim(key)
             self._claims[key] = (served_name, created)
-        claims = self._names.setdefault(served_name, {})
-        claims[key] = created
-        if len(claims) == 1:
-            return None
-        owner = min(claims, key=lambda each: (claims[each], each))
+        self._names.setdefault(served_name, {})[key] = created
+        claims = self._by_age(served_name)
+        for rival in rivals:
+            claims += rival._by_age(served_name)
+        owner = min(claims)[1]
         return None if owner == key else owner
+
+    def _by_age(self, served_name: str) -> list[tuple[str, str]]:
+        return [(created, key) for key, created in self._names.get(served_name, {}).items()]
 
     def _unclaim(self, key: str) -> None:
         served_name, _ = self._claims.pop(key, ("", ""))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lorafleet_operator import metrics
 from lorafleet_operator.facts import Facts
 from lorafleet_operator.first_requests import answer
+from lorafleet_operator.hold_back import hold_back
 from lorafleet_operator.observe import observe
 from lorafleet_operator.orders import load, make_room, publish, retire, stage
 from lorafleet_operator.place import place
@@ -47,6 +48,7 @@ async def reconcile(
         await resolve(facts, reader, fleet)  # which content the source holds
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should
+        hold_back(facts, fleet)  # whether its tenant may load anything now
         await route(facts, fleet)  # requests to those that serve it, before what takes long
         say = partial(announce_now, facts, announce)
         if not facts.paused:

@@ -37,6 +37,7 @@ _QUIET: Final = frozenset(
     {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}
     | {
         Reason.CANARY,
+        Reason.LOAD_RATE_LIMITED,
         Reason.AS_FOUND,
         Reason.APPLIED_WHOLE,
         Reason.HAS_EFFECT,
@@ -260,6 +261,8 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
         return False, outcome_of(error).reason, _keeps_serving(facts, wanted, text)
     if facts.sleeps and facts.fingerprint:
         return True, Reason.LOADED, _ASLEEP
+    if facts.held_back:
+        return False, Reason.LOAD_RATE_LIMITED, _keeps_serving(facts, wanted, facts.held_back)
     if not facts.fingerprint or not desired:
         return None, Reason.WAITING, "an earlier condition has to become True first"
     away = [view for view in facts.engines if facts.is_desired(view) and not view.takes_orders]

@@ -43,7 +43,7 @@ class SourceReader:
     def __init__(self, facts: Facts, fleet: Fleet, turn: Turn | None = None) -> None:
         self._facts = facts
         self._fleet = fleet
-        self._turn = turn or Turn(fleet.sources)
+        self._turn = turn or Turn(fleet.sources.of(facts.adapter.metadata.namespace))
         self._source: Source | None = None
         self._content: ResolvedAdapter | None = None
         self.secret: Referenced | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import asyncio
+    from lorafleet_operator.fair import Places
 
 
 class Turn:
     """One of the places of a semaphore; taken at most once, unless it is `taken` already."""
 
-    def __init__(self, places: asyncio.Semaphore, *, taken: bool = False) -> None:
+    def __init__(self, places: Places, *, taken: bool = False) -> None:
         self._places = places
         self._taken = taken
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from pydantic import ValidationError
 
 from lorafleet_operator.api import names
-from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.api.v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter
 from lorafleet_operator.cluster.bodies import version_of
 from lorafleet_operator.cluster.owned import SERVICE, SLICE
 from lorafleet_operator.cluster.reads import engine_pod
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 PODS: Final = "pods"
 _ROUTES: Final = {"services": SERVICE, "endpointslices": SLICE}
-_KINDS: Final = (PODS, names.POOL_PLURAL, names.ADAPTER_PLURAL, *_ROUTES)
+NAMESPACES: Final = "namespaces"
+_KINDS: Final = (PODS, names.POOL_PLURAL, names.ADAPTER_PLURAL, names.GRANT_PLURAL, *_ROUTES)
 _OF_ROUTES: Final = ("uid", "namespace", "name", "resourceVersion", "ownerReferences")
 _NONE: Final[dict[str, Any]] = {}
 
@@ -85,10 +86,22 @@ class Watched:
         self._existing: Grouped[str] = Grouped()
         self._routes: Grouped[dict[str, Any]] = Grouped()
         self._living: set[str] = set()
-        self.world = World(self._pods, self._pools, self._adapters, self._existing, self._living)
+        self._grants: Grouped[AdapterGrant] = Grouped()
+        self._namespaces: dict[str, dict[str, str]] = {}  # labels by name
+        self.world = World(
+            self._pods,
+            self._pools,
+            self._adapters,
+            self._existing,
+            self._living,
+            self._grants,
+            self._namespaces,
+        )
         self._versions: dict[tuple[str, str], dict[str, int]] = {
             (plural, namespace): {} for plural in _KINDS for namespace in namespaces or ("",)
         }
+        if not namespaces:  # a Role may not read them
+            self._versions[NAMESPACES, ""] = {}
         self._missing = set(self._versions)  # lists that have not been read yet
         self._pages: dict[tuple[str, str], set[str]] = {}  # UIDs of a list that is being read
         self._listed: dict[tuple[str, str], int] = {}  # resourceVersion of each list
@@ -151,6 +164,10 @@ class Watched:
             self._put_pool(uid, body)
         elif place[0] == names.ADAPTER_PLURAL:
             self._put_adapter(uid, body, new=new)
+        elif place[0] == names.GRANT_PLURAL:
+            self._put_grant(uid, body)
+        elif place[0] == NAMESPACES:
+            self._put_namespace(body)
         else:
             self._put_route(uid, {**body, "kind": _ROUTES[place[0]]})
 
@@ -160,6 +177,13 @@ class Watched:
             route = self._routes.drop(uid)
             if route is not None:
                 self._route_changed(route, gone=True)
+            return
+        if place[0] == NAMESPACES:
+            return  # it is empty before it goes, and one of its name may come again
+        if place[0] == names.GRANT_PLURAL:
+            grant = self._grants.drop(uid)
+            if grant is not None and self.complete:
+                self._fleet.grants_changed(grant.metadata.namespace)
             return
         if place[0] == PODS:
             pod = self._pods.drop(uid)
@@ -199,6 +223,24 @@ class Watched:
                 self._fleet.wakeups.wake(pool_loop(key))
             else:
                 router.concerns([key])
+
+    def _put_grant(self, uid: str, body: dict[str, Any]) -> None:
+        """Keep a grant; one that cannot be read grants nothing."""
+        namespace = body["metadata"]["namespace"]
+        grant = _readable(AdapterGrant, body)
+        if grant is None:
+            self._grants.drop(uid)
+        else:
+            self._grants.put(uid, namespace, grant)
+        if self.complete:
+            self._fleet.grants_changed(namespace)
+
+    def _put_namespace(self, body: dict[str, Any]) -> None:
+        name, labels = body["metadata"]["name"], body["metadata"].get("labels") or {}
+        before = self._namespaces.get(name)
+        self._namespaces[name] = labels
+        if before != labels and self.complete:
+            self._fleet.namespace_changed(name, new=before is None)
 
     def _put_pod(self, uid: str, body: dict[str, Any]) -> None:
         self._fleet.pods[uid] = pod = engine_pod(body)

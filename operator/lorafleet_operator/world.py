@@ -6,7 +6,7 @@ latest inventories.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -16,11 +16,11 @@ from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import AdapterDemand
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
 
     from lorafleet.profile import EngineProfile
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+    from lorafleet_operator.api.v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
 
@@ -151,6 +151,10 @@ class World:
     """Keys of all adapters, by namespace: also of those that this version cannot read."""
     living: Container[str]
     """UIDs of all adapters and pools."""
+    grants: Mapping[str, Collection[AdapterGrant]] = field(default_factory=dict)
+    """By namespace."""
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels of all namespaces by name; empty where the operator may not read them."""
 
     def pool(self, namespace: str, name: str) -> EnginePool | None:
         """Return the pool, None if there is none."""
@@ -162,6 +166,17 @@ class World:
         pools = self.pools.get(pod.namespace) or ()
         owners = [pool for pool in pools if pod.matches(pool.spec.selector.match_labels)]
         return min(owners, key=lambda pool: pool.metadata.name, default=None)
+
+    def is_namespace(self, name: str) -> bool:
+        """Return whether there is such a namespace, as far as the operator can see."""
+        return any(
+            name in each for each in (self.namespaces, self.existing, self.pools, self.grants)
+        )
+
+    def pods_anywhere(self) -> Iterator[EnginePod]:
+        """Yield the pods of all namespaces."""
+        for pods in self.pods.values():
+            yield from pods
 
     def gone(self, uid: str) -> bool:
         """Return whether the adapter or pool does not exist any more."""
@@ -196,7 +211,7 @@ class KnownAdapter:
         metadata, status = adapter.metadata, adapter.status
         served = status.ready_engines == status.desired_engines > 0
         return cls(
-            demand=AdapterDemand.from_adapter(adapter),
+            demand=AdapterDemand.from_adapter(adapter, created),
             served_name=adapter.served_name,
             created=created,
             pool=adapter.pool_key,
@@ -233,12 +248,10 @@ def pool_engines(pool: EnginePool, world: World, links: Links) -> list[EngineVie
     return [engine_view(pod, links) for pod in world.members(pool)]
 
 
-def engines_outside(
-    uids: Container[str], namespace: str, world: World, links: Links
-) -> list[EngineView]:
+def engines_outside(uids: Container[str], world: World, links: Links) -> list[EngineView]:
     """Return the engines of those pods, of which none is in the pool that the pass is about."""
     return [
         engine_view(pod, links, member=False)
-        for pod in world.pods.get(namespace) or ()
+        for pod in world.pods_anywhere()
         if pod.uid in uids and links.get(pod.uid) is not None
     ]

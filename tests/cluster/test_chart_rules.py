@@ -33,6 +33,7 @@ def test_the_operator_may_do_what_it_does(
     here = f"/api/v1/namespaces/{namespace}"
     assert len(operator.get(path("LoRAAdapter", namespace))["items"]) == 1
     assert operator.get(path("EnginePool", namespace))["items"] == []
+    assert operator.get(path("AdapterGrant", namespace))["items"] == []
     assert operator.get(f"{here}/pods")["items"] == []
     assert operator.get(f"{here}/secrets/keys")["metadata"]["name"] == "keys"
     finalizer = {"metadata": {"finalizers": ["lorafleet.dev/unload"]}}

@@ -22,6 +22,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   # patch: the finalizer and the framework's annotations.
   verbs: [get, list, watch, patch]
 - apiGroups: [lorafleet.dev]
+  resources: [adaptergrants]
+  verbs: [list, watch]
+- apiGroups: [lorafleet.dev]
   resources: [loraadapters/status, enginepools/status]
   verbs: [patch]
 - apiGroups: [""]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,27 +177,40 @@ def _client() -> client.ApiClient:
 
 
 async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:
-    """Return the pools and adapters of a namespace, as the API server gives them.
+    """Return the pools, adapters and grants of a namespace, as the API server gives them.
 
-    Raises NoAnswer.
+    Adapters of namespaces that its grants name come too, and the namespaces themselves, as far as
+    they may be read. Raises NoAnswer.
     """
+    found = await _all(api, namespace, names.POOL_PLURAL, names.POOL_KIND)
+    found += await _all(api, namespace, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+    grants = await _all(api, namespace, names.GRANT_PLURAL, names.GRANT_KIND)
+    guests = {each["namespace"] for grant in grants for each in grant["spec"]["from"]}
+    for guest in sorted(guests - {namespace}):
+        with suppress(NoAnswer):
+            found += await _all(api, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+    for each in sorted({namespace, *guests}):
+        with suppress(client.ApiException, ClientError):
+            labels = (await client.CoreV1Api(api).read_namespace(each)).metadata.labels
+            metadata = {"name": each, "labels": dict(labels or {})}
+            found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    return found + grants
+
+
+async def _all(
+    api: client.ApiClient, namespace: str, plural: str, kind: str
+) -> list[dict[str, Any]]:
     custom = client.CustomObjectsApi(api)
-    found: list[dict[str, Any]] = []
-    for plural, kind in (
-        (names.POOL_PLURAL, names.POOL_KIND),
-        (names.ADAPTER_PLURAL, names.ADAPTER_KIND),
-    ):
-        try:
-            answer = await custom.list_namespaced_custom_object(
-                names.GROUP, names.VERSION, namespace, plural
-            )
-        except client.ApiException as error:
-            raise NoAnswer(f"{plural}: {error.status} {error.reason}") from None
-        except ClientError as error:
-            raise NoAnswer(f"the API server does not answer: {error}") from None
-        marks = {"apiVersion": names.API_VERSION, "kind": kind}
-        found += [{**item, **marks} for item in answer["items"]]
-    return found
+    try:
+        answer = await custom.list_namespaced_custom_object(
+            names.GROUP, names.VERSION, namespace, plural
+        )
+    except client.ApiException as error:
+        raise NoAnswer(f"{plural}: {error.status} {error.reason}") from None
+    except ClientError as error:
+        raise NoAnswer(f"the API server does not answer: {error}") from None
+    marks = {"apiVersion": names.API_VERSION, "kind": kind}
+    return [{**item, **marks} for item in answer["items"]]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ plan         plan(): the same from nothing
 explanation  for each engine why or why not
 """
 
+from .capacity import name_of
 from .demands import AdapterDemand, Policy, Residency
 from .engines import EngineSnapshot
 from .explanation import (
@@ -48,6 +49,7 @@ __all__ = [
     "blocked",
     "displaced_from",
     "explanation",
+    "name_of",
     "over_quota_on",
     "plan",
     "planned",

@@ -365,6 +365,7 @@ def test_one_adapter_that_goes_moves_no_other(
     rules: Tenancy,
     data: st.DataObject,
 ) -> None:
+    adapters = [replace(a, visits=frozenset()) for a in adapters]  # a guest gives way to anybody
     planner = planned(adapters, engines, rules)
     before = {key: set(entry.chosen) for key, entry in planner.entries.items()}
     if adapters:

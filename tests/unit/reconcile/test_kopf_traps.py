@@ -24,7 +24,8 @@ def test_nothing_is_handled_by_differences_so_no_object_carries_a_copy_of_itself
 def test_nothing_is_indexed_by_the_framework_which_lets_all_wait_until_all_are() -> None:
     assert _registered("_indexing") == []
     watched = {handler.selector.any_name for handler in _registered("_watching")}  # type: ignore[attr-defined]
-    assert watched == {"pods", "enginepools", "loraadapters", "services", "endpointslices"}
+    ours = {"enginepools", "loraadapters", "adaptergrants"}
+    assert watched == {"pods", "services", "endpointslices", *ours}
 
 
 def test_the_framework_only_watches_and_leaves_our_finalizer_alone() -> None:

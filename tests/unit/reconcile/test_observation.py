@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.affected import adapters_affected
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.cluster.reads import engine_pod
 from lorafleet_operator.cluster.writes import merge_patch
 from lorafleet_operator.deletion import Waiting
-from lorafleet_operator.fleet import adapters_affected
 from lorafleet_operator.pool_pass import orphans, pool_status
 from lorafleet_operator.pool_planner import PoolPlanner, snapshot
 from operator_builders import adapter, engine, known, loaded, pool, staged
@@ -60,7 +60,7 @@ def test_running_requests_wake_nobody_and_a_new_start_of_vllm_wakes_all() -> Non
     assert adapters_affected(before, before, in_contact=False) is None
 
 
-def test_orphans_are_names_of_adapters_that_do_not_exist_in_the_pools_namespace() -> None:
+def test_orphans_are_names_of_adapters_that_do_not_exist_in_a_namespace_that_is_served() -> None:
     view = engine(
         "e",
         loaded(),
@@ -68,9 +68,12 @@ def test_orphans_are_names_of_adapters_that_do_not_exist_in_the_pools_namespace(
         loaded(adapter="team-b/other", served_name="other"),
         loaded(adapter="", served_name="by-hand"),
     )
-    assert orphans(view, "team-a", {"team-a/sql"}) == [("team-a/gone", "old")]
+    gone, other = ("team-a/gone", "old"), ("team-b/other", "other")
+    assert orphans(view, (), {"team-a/sql"}) == [gone, other], "the whole cluster is served"
+    assert orphans(view, ("team-a",), {"team-a/sql"}) == [gone]
+    assert orphans(view, (), {"team-a/sql", "team-b/other"}) == [gone]
     silent = engine("e", loaded(adapter="team-a/gone"), problem="no answer")
-    assert orphans(silent, "team-a", set()) == []
+    assert orphans(silent, (), set()) == []
 
 
 def test_a_pool_says_in_the_sidecars_words_what_is_wrong_with_an_engine() -> None:

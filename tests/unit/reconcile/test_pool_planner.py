@@ -143,3 +143,28 @@ def test_an_adapter_on_its_way_out_holds_no_place_and_no_name() -> None:
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None
     planner.look_at_adapters([going, known("b", servedName="shared")])
     assert set(planner.plan.entries) == {"team-a/b"}
+
+
+def test_of_two_pools_that_share_engines_the_older_adapter_owns_a_name_in_both() -> None:
+    one, other = PoolPlanner(), PoolPlanner()
+    assert one.claim("team-a/b", "shared", "2026-01-02", [other]) is None
+    assert other.claim("team-a/a", "shared", "2026-01-01", [one]) is None
+    assert one.claim("team-a/b", "shared", "2026-01-02", [other]) == "team-a/a"
+    other.forget("team-a/a")
+    assert one.claim("team-a/b", "shared", "2026-01-02", [other]) is None
+    # Deleted and made again, it is the younger one.
+    assert other.claim("team-a/a", "shared", "2026-01-03", [one]) == "team-a/b"
+
+
+def test_an_adapter_that_may_not_be_here_has_no_place_and_no_name() -> None:
+    planner = PoolPlanner()
+    planner.look_at_adapters(
+        [known("a", servedName="shared"), known("b", servedName="shared")],
+        lambda each: each.key == "team-a/a",
+    )
+    assert set(planner.plan.entries) == {"team-a/b"}
+    assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None
+    assert planner.claim("team-a/a", "shared", "2025-01-01T00:00:00Z") is None, "granted since"
+    assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") == "team-a/a"
+    planner.bar("team-a/a", "2025-01-01T00:00:00Z")
+    assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None

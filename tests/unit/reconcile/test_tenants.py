@@ -1,0 +1,139 @@
+"""Whose a namespace is, by the pool's spec; how often tenants load, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from lorafleet_operator.fair import FairPlaces
+from lorafleet_operator.load_rates import LoadRates
+from lorafleet_operator.placement import TenantRule
+from lorafleet_operator.tenants import tenancy_of
+from operator_builders import pool
+
+LABELS = {"a1": {"team": "a", "tier": "gold"}, "a2": {"team": "a"}, "b1": {"team": "b"}}
+TENANTS: list[dict[str, Any]] = [
+    {"name": "gold", "namespaceSelector": {"matchLabels": {"team": "a", "tier": "gold"}}},
+    {"name": "a", "namespaceSelector": {"matchLabels": {"team": "a"}}},
+    {
+        "name": "named",
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "unread"}},
+    },
+    {"name": "listed", "namespaceSelector": {"names": ["b1", "a1", "c1"]}},
+]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "tenant"),
+    [
+        ("a1", "gold"),
+        ("a2", "a"),
+        ("b1", "listed"),
+        ("c1", "listed"),
+        ("unread", "named"),
+        ("other", "/other"),
+    ],
+)
+def test_the_first_tenant_that_selects_a_namespace_counts(namespace: str, tenant: str) -> None:
+    tenancy = tenancy_of(pool(tenants=TENANTS).spec, LABELS.get)
+    assert tenancy.tenant_of(namespace) == tenant
+    assert (tenancy.rule(tenant) is None) == tenant.startswith("/")
+
+
+def test_each_other_namespace_has_the_limits_of_the_entry_for_all() -> None:
+    everybody = {"name": "*", "quota": {"adapters": 3}}
+    tenancy = tenancy_of(pool(tenants=[everybody, *TENANTS]).spec, LABELS.get)
+    assert tenancy.tenant_of("other") == "/other"
+    found = tenancy.rule("/other")
+    assert found is not None
+    assert found.adapters == 3
+    assert tenancy.tenant_of("b1") == "listed", "its place in the list does not matter"
+
+
+def test_quantities_and_shares_are_read() -> None:
+    (rule,) = tenancy_of(
+        pool(
+            tenants=[
+                {
+                    "name": "a",
+                    "namespaceSelector": {"names": ["a"]},
+                    "quota": {"stagedBytes": "1Gi", "pinnedBytes": 7, "loadsPerMinute": 6},
+                    "guarantee": {"slots": 2, "arenaShare": "25%"},
+                }
+            ]
+        ).spec,
+        LABELS.get,
+    ).rules
+    assert rule == TenantRule(
+        "a",
+        staged_bytes=1 << 30,
+        pinned_bytes=7,
+        guaranteed_slots=2,
+        guaranteed_percent=25,
+        loads_per_minute=6,
+    )
+
+
+def test_a_tenant_loads_as_often_as_it_may_and_others_do_not_count() -> None:
+    now = 1000.0
+    rates = LoadRates(lambda: now)
+    waits = [rates.wait("p", "a", f"a/{n}", 6) for n in range(4)]
+    assert waits == [0.0, 10.0, 20.0, 30.0]
+    assert rates.wait("p", "b", "b/0", 6) == 0.0
+    assert rates.wait("q", "a", "a/9", 6) == 0.0, "another pool has its own rate"
+    now += 5
+    assert rates.wait("p", "a", "a/1", 6) == 5.0, "whoever asks again keeps its turn"
+    now += 5
+    assert rates.wait("p", "a", "a/2", 6) == 10.0
+    assert rates.wait("p", "a", "a/1", 6) == 0.0
+    assert rates.wait("p", "a", "a/4", 6) == 30.0
+
+
+def test_an_idle_tenant_saves_up_little() -> None:
+    now = 1000.0
+    rates = LoadRates(lambda: now)
+    first = [rates.wait("p", "a", f"a/{n}", 60) for n in range(12)]
+    assert first == [0.0] * 10 + [1.0, 2.0]
+    now += 3600
+    rates.forget("a/10")
+    rates.forget("a/11")
+    again = [rates.wait("p", "a", f"a/{n}", 60) for n in range(12)]
+    assert again == first
+
+
+async def test_places_go_round_between_the_sides_that_wait() -> None:
+    places, order, everybody = FairPlaces(2), [], asyncio.Event()
+
+    async def work(side: str, number: int) -> None:
+        async with places.of(side):
+            order.append(f"{side}{number}")
+            await everybody.wait()
+
+    noisy = [asyncio.create_task(work("n", number)) for number in range(8)]
+    await asyncio.sleep(0)  # two of them have the places, the others wait
+    quiet = [asyncio.create_task(work("q", number)) for number in range(2)]
+    third = [asyncio.create_task(work("r", 0))]
+    await asyncio.sleep(0)
+    everybody.set()
+    await asyncio.gather(*noisy, *quiet, *third)
+    assert order[:2] == ["n0", "n1"]
+    assert sorted(order[2:5]) == ["n2", "q0", "r0"]
+    assert order.index("q1") < order.index("n5")
+
+
+async def test_whoever_is_cancelled_keeps_no_place_from_others() -> None:
+    places = FairPlaces(1)
+    await places.take("a")
+    waiting = [asyncio.create_task(places.take(side)) for side in "abab"]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    places.give_back()  # b's turn is set, and b is cancelled before it runs
+    waiting[1].cancel()
+    await asyncio.gather(*waiting[:2], return_exceptions=True)
+    await waiting[2]
+    assert not waiting[3].done()
+    places.give_back()
+    await waiting[3]
+    places.give_back()
+    await places.take("z")
