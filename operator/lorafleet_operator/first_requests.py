@@ -37,8 +37,8 @@ class Requested:
         self._pods: dict[str, set[str]] = {}
         self._answers: set[asyncio.Task[None]] = set()
 
-    def note(self, pod: str, names: Iterable[str]) -> None:
-        """Take what a pod's newest inventory says."""
+    def note(self, pod: str, names: Iterable[str]) -> frozenset[str]:
+        """Take what a pod's newest inventory says; return the names that are new in it."""
         now, before = frozenset(names), self._names.pop(pod, frozenset())
         if now:
             self._names[pod] = now
@@ -48,6 +48,7 @@ class Requested:
                 del self._pods[name]
         for name in now - before:
             self._pods.setdefault(name, set()).add(pod)
+        return now - before
 
     def pods(self, served_name: str) -> frozenset[str]:
         """Return where requests wait for the name."""

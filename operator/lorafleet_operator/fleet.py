@@ -346,7 +346,7 @@ class Fleet:
         pod = link.endpoint.pod
         heard = link.inventory is not None and link.in_contact
         names = link.inventory.requested if link.inventory is not None and heard else ()
-        self.requested.note(pod, names)
+        new = self.requested.note(pod, names)
         if not names:
             return
         namespace, _, name = pod.partition("/")
@@ -357,8 +357,9 @@ class Fleet:
                 planners[-1].look_at_adapters(self.world.adapters.get(pool.key) or (), self.barred)
                 all_ours &= self.owns(pool.key)
         found = owners(names, planners)
-        for key in filter(None, found.values()):
-            self.wakeups.wake(key, news=True)
+        for served_name, key in found.items():
+            if key is not None and served_name in new:
+                self.wakeups.wake(key, news=True)
         unknown = [pb.RefusedName(served_name=each) for each, key in found.items() if key is None]
         if unknown and all_ours:
             self.requested.refuse(link, unknown)

@@ -18,7 +18,8 @@ from operator_builders import adapter
 
 def test_pods_are_found_by_the_names_that_requests_wait_for_there() -> None:
     requested = Requested()
-    requested.note("n/a", ["x", "y"])
+    assert requested.note("n/a", ["x", "y"]) == {"x", "y"}
+    assert requested.note("n/a", ["x", "y"]) == set()
     requested.note("n/b", ["x"])
     assert (requested.pods("x"), requested.pods("y")) == ({"n/a", "n/b"}, {"n/a"})
     requested.note("n/a", ["y"])
