@@ -211,6 +211,7 @@ CASES = [
         adapter(routing={"httpRoute": {**GATEWAY, "hostname": "sql.example"}}),
         adapter(routing={"httpRoute": {**GATEWAY}, "service": True}),
     ),
+    Case(rules.RECYCLE_NEEDS_A_BOUND, pool(recycle={"maxLoads": 500}), pool(recycle={})),
     Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget=1 << 33), pool(hostMemoryBudget=0)),
