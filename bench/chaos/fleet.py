@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,9 +40,9 @@ def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
             name = f"team-{secrets.token_hex(3)}"
             chain = RealChain(cluster.kubeconfig, root / "chain", name, model)
             try:
-                for index in range(engines):
-                    chain.start_vllm(f"engine-{index}", index, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
-                    print(f"engine-{index} serves", flush=True)
+                with ThreadPoolExecutor(engines) as starting:
+                    for each in [starting.submit(_start, chain, n) for n in range(engines)]:
+                        each.result()
                 chain.start_operator(**operator)
                 chain.pool()
                 eventually(
@@ -50,6 +51,11 @@ def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
                 yield chain
             finally:
                 chain.stop()
+
+
+def _start(chain: RealChain, index: int) -> None:
+    chain.start_vllm(f"engine-{index}", index, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+    print(f"engine-{index} serves", flush=True)
 
 
 def control(chain: RealChain, engine: str) -> httpx.Client:
