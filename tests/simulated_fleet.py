@@ -197,6 +197,13 @@ class SimulatedFleet:
 
     def unsettled(self) -> list[str]:
         """Return the adapters that are not Ready as they were last written, or not truly served."""
+        waiting = [
+            name
+            for name, each in self.adapters.items()
+            if each.ready_at is None or each.status.get("readyEngines") != self.replicas
+        ]
+        if waiting:  # what is served costs more to find out than that
+            return waiting
         served = Counter(
             (entry.served_name, entry.digest)
             for engine in self.engines.values()
@@ -206,9 +213,7 @@ class SimulatedFleet:
         return [
             name
             for name, each in self.adapters.items()
-            if each.ready_at is None
-            or each.status.get("readyEngines") != self.replicas
-            or served[f"{self.namespace}/{name}", each.digest] != self.replicas
+            if served[f"{self.namespace}/{name}", each.digest] != self.replicas
         ]
 
     async def settled(self, seconds: float, poll: float = 0.1) -> float:

@@ -1,6 +1,7 @@
 """A large fleet on a real API server: how long, how many writes, how much memory and time of a core.
 
     python bench/fleet/scale.py [--engines 100] [--adapters 1000] [--churn-seconds 120] [--save]
+    python bench/fleet/scale.py --engines 1000 --adapters 10000 --churn-seconds 180 --save
 
 Operator, etcd and kube-apiserver are real processes; the engines are simulated in this one
 (tests/simulated_engine.py), with an address each, and their pods are objects that nobody runs.
@@ -12,7 +13,8 @@ churn    1 % of the adapters a minute: half of them new revisions, a quarter new
 loss     a tenth of the engines and their pods go at once
 restart  the operator is killed and started: until it has looked at everything
 idle     nothing happens, but each source is looked at once a minute
-`--save` adds the run to bench/fleet/results/scale.json.
+A line each 15 s says how far it is. `--save` puts the run into bench/fleet/results/scale.json, phase
+by phase; bench/fleet/plot.py draws what is there. The whole is bounded by `--minutes`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "hack")]
@@ -43,6 +45,9 @@ from localstack import LocalStack, Operator
 from simulated_engine import EXTENT_BYTES, Behaviour
 from simulated_fleet import SimulatedFleet
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 IDLE_SECONDS = 62
 """A little more than the default between two looks at a source."""
@@ -53,17 +58,40 @@ ROOM = 1.6
 class Meter:
     """The operator's processor time and memory, and the API server's writes, phase by phase."""
 
-    def __init__(self, fleet: SimulatedFleet) -> None:
+    def __init__(self, fleet: SimulatedFleet, keep: Callable[[dict[str, Any]], None]) -> None:
         self.fleet = fleet
+        self.keep = keep
         self.process: psutil.Process | None = None
-        self.peak = 0
+        self.operator: Operator | None = None
+        self.peak = self.rss = 0
         self.phases: dict[str, dict[str, Any]] = {}
 
     async def watch(self) -> None:
+        """Note the most memory, and tell every 15 s how far it is: a stall is to be seen."""
+        began = said = time.monotonic()
         while True:
             if self.process is not None and self.process.is_running():
-                self.peak = max(self.peak, self.process.memory_info().rss)
+                self.rss = self.process.memory_info().rss
+                self.peak = max(self.peak, self.rss)
+            if time.monotonic() - said >= 15:
+                said = time.monotonic()
+                print(
+                    f"  {said - began:5.0f} s  {len(self.fleet.unsettled())} of "
+                    f"{len(self.fleet.adapters)} not as wanted, {self.rss >> 20} MiB, "
+                    f"{self._processor():.0f} s of processor, {dict(await self.errors())}",
+                    flush=True,
+                )
             await asyncio.sleep(0.25)
+
+    async def errors(self) -> Counter[str]:
+        """Return how many passes of this operator have ended in an error, by reason."""
+        found: Counter[str] = Counter()
+        if self.operator is None:
+            return found
+        for line in await series(self.operator, "lorafleet_operator_reconcile_errors_total"):
+            reason = line.split('reason="')[1].split('"')[0]
+            found[reason] = int(float(line.split()[-1]))
+        return found
 
     async def begin(self) -> None:
         self._began = time.monotonic()
@@ -71,7 +99,7 @@ class Meter:
         self._writes = await self.fleet.writes()
         self.peak = 0
 
-    async def end(self, phase: str, changes: int, **more: Any) -> dict[str, Any]:
+    async def end(self, phase: str, changes: int, **more: Any) -> None:
         seconds = time.monotonic() - self._began
         cpu = self._processor() - self._cpu
         writes = await self._quiet() - self._writes
@@ -82,13 +110,15 @@ class Meter:
             "operator_cpu_seconds": round(cpu, 2),
             "operator_cores": round(cpu / seconds, 3),
             "operator_peak_rss_mib": round(self.peak / 2**20, 1),
+            "operator_rss_mib": round(self.rss / 2**20, 1),
+            "errors": dict(await self.errors()),
             "writes": dict(writes),
             "writes_per_change": round(touched / changes, 2) if changes else None,
             **more,
         }
         self.phases[phase] = found
         print(f"{phase:8}", json.dumps(found), flush=True)
-        return found
+        self.keep(self.phases)
 
     async def _quiet(self) -> Counter[str]:
         """Return the counts once nothing follows: Events come after the status that they tell of."""
@@ -99,6 +129,7 @@ class Meter:
         return now
 
     def follow(self, operator: Operator) -> None:
+        self.operator = operator
         self.process = psutil.Process(operator.process.pid)
 
     def _processor(self) -> float:
@@ -114,7 +145,8 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=200)
     parser.add_argument("--churn-seconds", type=float, default=60)
     parser.add_argument("--warm", type=int, default=50, help="adapters applied one by one")
-    parser.add_argument("--limit", type=float, default=170, help="seconds for each phase")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for each phase")
+    parser.add_argument("--minutes", type=float, default=25, help="for all of it")
     parser.add_argument("--phases", default="cold,warm,churn,loss,restart,idle")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -127,19 +159,34 @@ def main() -> None:
         with KubeRest(cluster.kubeconfig) as rest:
             for path in sorted((REPOSITORY / "crds").glob("*.yaml")):
                 rest.install_crd(yaml.safe_load(path.read_text()))
-        run = asyncio.run(measure(options, cluster, stack, Path(folder)))
-    if options.save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": []}
-        size = (options.engines, options.adapters)
-        kept = [each for each in before["runs"] if (each["engines"], each["adapters"]) != size]
-        runs = sorted([*kept, run], key=lambda each: each["adapters"])
-        RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+        asyncio.run(bounded(options, cluster, stack, Path(folder)))
+
+
+def save(run: dict[str, Any]) -> None:
+    """Put a run in the place of an earlier one of its size."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": []}
+    size = (run["engines"], run["adapters"])
+    kept = [each for each in before["runs"] if (each["engines"], each["adapters"]) != size]
+    runs = sorted([*kept, run], key=lambda each: each["adapters"])
+    RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+
+
+async def bounded(
+    options: argparse.Namespace, cluster: LocalCluster, stack: LocalStack, folder: Path
+) -> None:
+    try:
+        async with asyncio.timeout(options.minutes * 60):
+            await measure(options, cluster, stack, folder)
+    except BaseException:
+        for log in sorted(stack.logs.glob("*operator*.log")):
+            print(f"the end of {log.name}:", *log.read_text().splitlines()[-20:], sep="\n")
+        raise
 
 
 async def measure(
     options: argparse.Namespace, cluster: LocalCluster, stack: LocalStack, folder: Path
-) -> dict[str, Any]:
+) -> None:
     engines, adapters, limit = options.engines, options.adapters, options.limit
     phases = options.phases.split(",")
     each = -(-3 * adapters // engines)
@@ -154,12 +201,32 @@ async def measure(
         meter.follow(operator)
         return operator
 
-    meter = Meter(fleet)
+    def keep(phases: dict[str, Any]) -> None:
+        run = {
+            "engines": engines,
+            "adapters": adapters,
+            "replicas": 3,
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "phases": phases,
+            "arena_bytes": behaviour.arena_bytes,
+            "fullest_arena_bytes": fleet.books.fullest_bytes,
+            "over_capacity": len(fleet.books.overruns),
+            "stagings": fleet.books.stagings,
+            "loads": fleet.books.loads,
+        }
+        if options.save:
+            save(run)
+        else:
+            print("        ", {key: value for key, value in run.items() if key != "phases"})
+
+    meter = Meter(fleet, keep)
+    began = time.monotonic()
     async with fleet:
         watching = asyncio.create_task(meter.watch())
-        began = time.monotonic()
+        print(f"{engines} engines started in {time.monotonic() - began:.0f} s", flush=True)
         await asyncio.gather(*(fleet.apply(f"a-{number}") for number in range(adapters)))
-        print(f"{engines} pods, {adapters} adapters made in {time.monotonic() - began:.0f} s")
+        print(f"{adapters} adapters made by {time.monotonic() - began:.0f} s", flush=True)
 
         await meter.begin()
         operator = start()
@@ -204,22 +271,6 @@ async def measure(
             await asyncio.sleep(IDLE_SECONDS)
             await meter.end("idle", 0)
         watching.cancel()
-    books = fleet.books
-    run = {
-        "engines": engines,
-        "adapters": adapters,
-        "replicas": 3,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "phases": meter.phases,
-        "arena_bytes": behaviour.arena_bytes,
-        "fullest_arena_bytes": books.fullest_bytes,
-        "over_capacity": len(books.overruns),
-        "stagings": books.stagings,
-        "loads": books.loads,
-    }
-    print(json.dumps({key: value for key, value in run.items() if key != "phases"}))
-    return run
 
 
 async def churn(fleet: SimulatedFleet, adapters: int, seconds: float) -> int:
@@ -245,18 +296,24 @@ async def churn(fleet: SimulatedFleet, adapters: int, seconds: float) -> int:
 async def passes(operator: Operator, wanted: int, limit: float) -> None:
     """Return when the operator has ended as many passes over adapters."""
     deadline = time.monotonic() + limit
-    start = 'lorafleet_operator_reconcile_duration_seconds_count{kind="LoRAAdapter"}'
-    async with httpx.AsyncClient(timeout=30) as client:
-        while time.monotonic() < deadline:
-            await asyncio.sleep(0.5)
-            try:
-                text = (await client.get(operator.metrics_url)).text
-            except httpx.TransportError:
-                continue
-            lines = [line for line in text.splitlines() if line.startswith(start)]
-            if lines and float(lines[0].split()[-1]) >= wanted:
+    name = "lorafleet_operator_reconcile_duration_seconds"
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+        start = f'{name}_count{{kind="LoRAAdapter"}}'
+        for line in await series(operator, name):
+            if line.startswith(start) and float(line.split()[-1]) >= wanted:
                 return
     raise TimeoutError(f"the operator has not looked at {wanted} adapters in {limit} s")
+
+
+async def series(operator: Operator, name: str) -> list[str]:
+    """Return the lines of one metric, none while the operator does not listen yet."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        try:
+            answer = await client.get(operator.metrics_url, params={"name[]": name})
+        except httpx.TransportError:
+            return []
+    return [line for line in answer.text.splitlines() if line.startswith(name)]
 
 
 def latencies(seconds: list[float]) -> dict[str, Any]:

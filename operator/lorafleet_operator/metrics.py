@@ -73,6 +73,7 @@ SHARD_CHANGES: Final = Counter(
     registry=REGISTRY,
 )
 
+_ADAPTERS_AT_A_TIME: Final = 200
 _STATUSES: Final = ("True", "False", "Unknown")
 
 
@@ -86,11 +87,11 @@ class Shown:
     ready: int
 
 
-class AdapterSeries(Collector):
-    """The series of all adapters, made when they are asked for.
+class AdapterSeries:
+    """The series of all adapters, written when they are asked for, beside those of REGISTRY.
 
     Twenty objects of the library for each of ten thousand adapters would be a quarter of the
-    operator's memory.
+    operator's memory, and as many for each sample while a text is made several times that.
     """
 
     def __init__(self) -> None:
@@ -125,26 +126,39 @@ class AdapterSeries(Collector):
             ),
         ]
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the families, from any thread."""
-        info, condition, engines = self.describe()
+    def text(self) -> Iterator[str]:
+        """Yield Prometheus' text of all series, some hundred adapters at a time."""
         shown = list(self._shown.items())
-        for place, said in shown:
-            info.add_metric([*place, said.base_model], 1)
-        yield info
-        for place, said in shown:
-            for type_, found in said.conditions:
-                for status in _STATUSES:
-                    condition.add_metric([*place, type_, status], found == status)
-        yield condition
-        for place, said in shown:
-            engines.add_metric([*place, "desired"], said.desired)
-            engines.add_metric([*place, "ready"], said.ready)
-        yield engines
+        samples = (_info, _conditions, _engines)
+        for family, lines in zip(self.describe(), samples, strict=True):
+            yield f"# HELP {family.name} {family.documentation}\n# TYPE {family.name} gauge\n"
+            for start in range(0, len(shown), _ADAPTERS_AT_A_TIME):
+                part = shown[start : start + _ADAPTERS_AT_A_TIME]
+                yield "".join(
+                    f'{family.name}{{namespace="{namespace}",name="{name}",{labels}}} {value}\n'
+                    for (namespace, name), said in part
+                    for labels, value in lines(said)
+                )
+
+
+def _info(said: Shown) -> list[tuple[str, int]]:
+    model = said.base_model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return [(f'base_model="{model}"', 1)]
+
+
+def _conditions(said: Shown) -> list[tuple[str, int]]:
+    return [
+        (f'type="{type_}",status="{status}"', int(found == status))
+        for type_, found in said.conditions
+        for status in _STATUSES
+    ]
+
+
+def _engines(said: Shown) -> list[tuple[str, int]]:
+    return [('state="desired"', said.desired), ('state="ready"', said.ready)]
 
 
 ADAPTERS: Final = AdapterSeries()
-REGISTRY.register(ADAPTERS)
 
 
 class PoolSeries(Collector):

@@ -24,3 +24,14 @@ def reuse_large_buffers() -> None:
         mallopt(_M_ARENA_MAX, 2)
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+def give_back_freed() -> None:
+    """Give memory that was freed in the heap back to the kernel; no-op on other C libraries.
+
+    Freed memory between what is in use stays with the process otherwise: a client library that is
+    compiled at the start leaves 80 MiB behind. Takes some milliseconds.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
