@@ -150,7 +150,6 @@ def main() -> None:
     parser.add_argument("--phases", default="cold,warm,churn,loss,restart,idle")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with this
     with (
         tempfile.TemporaryDirectory(prefix="scale-", dir="/dev/shm") as folder,
         LocalCluster(Path(folder) / "cluster", quiet=True) as cluster,
@@ -175,6 +174,9 @@ def save(run: dict[str, Any]) -> None:
 async def bounded(
     options: argparse.Namespace, cluster: LocalCluster, stack: LocalStack, folder: Path
 ) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         async with asyncio.timeout(options.minutes * 60):
             await measure(options, cluster, stack, folder)

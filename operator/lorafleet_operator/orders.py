@@ -73,6 +73,7 @@ async def stage(
         return
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
+    await reader.wait_for_turn()
     tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
     async with fleet.transfers.of(tenant):
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():

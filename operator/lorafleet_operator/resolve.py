@@ -66,6 +66,14 @@ class SourceReader:
             self._source = self._content = None
             self._turn.give_back()
 
+    async def wait_for_turn(self) -> None:
+        """Take the pass's place among those whose source is open.
+
+        Whoever needs it for a transfer takes it before the place among transfers: others hold
+        this one while they wait for that, and each would wait for the other for ever.
+        """
+        await self._turn.take()
+
     async def content(self) -> ResolvedAdapter:
         """Return header, config and reads of what the source holds now."""
         if self._content is None:

@@ -160,7 +160,7 @@ class Rounds:
             found.begins()
             place = Turn(self._places, taken=True)
             found.task = asyncio.create_task(self._pass(found, place), name=found.key)
-            found.task.add_done_callback(partial(self._ended, found))
+            found.task.add_done_callback(partial(self._ended, found, place))
 
     async def _next(self) -> Round:
         """Wait for the object whose pass is due first, and return it."""
@@ -186,9 +186,9 @@ class Rounds:
             return Outcome(well=False, interval=0.0)
         finally:
             long.cancel()
-            place.give_back()
 
-    def _ended(self, found: Round, task: asyncio.Task[Outcome | None]) -> None:
+    def _ended(self, found: Round, place: Turn, task: asyncio.Task[Outcome | None]) -> None:
+        place.give_back()  # here, since a pass that is cut off before it begins has no `finally`
         found.task = None
         if self._rounds.get(found.uid) is not found:
             return

@@ -174,6 +174,21 @@ async def test_a_cut_ends_the_running_pass_and_the_next_one_follows_at_once() ->
     assert cut.is_set()
 
 
+async def test_a_pass_that_is_cut_off_before_it_began_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "_PLACES", 1)
+    passes = Passes(True, True, interval=3600.0)
+    async with running(passes) as made:
+        made.add("u", KEY)
+        while not made._rounds["u"].task:
+            await asyncio.sleep(0)
+        assert not passes.count
+        made.cut("u")
+        made.add("v", "ns/b")
+        await passes.ended.wait()
+
+
 async def test_the_end_cuts_off_passes_and_none_follows() -> None:
     class Long(Passes):
         async def __call__(self, uid: str, place: Turn) -> Outcome | None:

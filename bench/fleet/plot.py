@@ -1,0 +1,114 @@
+"""Draws the figures of scale.json: what an adapter costs in fleets of different sizes.
+
+    python bench/fleet/plot.py [bench/fleet/results/scale.json] [docs/fleet-scale.png]
+
+Each panel has a bar for each fleet, from zero, so that flat is flat. Needs Pillow.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = _ROOT / "bench" / "fleet" / "results" / "scale.json"
+_PICTURE = _ROOT / "docs" / "fleet-scale.png"
+WIDTH, ROW, GAP, LEFT, RIGHT, SIZE = 1100, 34, 26, 330, 130, 18
+COLOUR = "#2f7ed8"
+START_SECONDS = 3.0
+"""Processor time of an operator's start that has no part in any adapter."""
+
+Panel = tuple[str, str, list[tuple[str, float]]]
+
+
+def panels(runs: list[dict[str, Any]]) -> list[Panel]:
+    """Return (title, format of a value, bars) of each panel."""
+    found = []
+    for title, form, value in (
+        ("From cold: the operator's processor time for each adapter", "{:.1f} ms", _cold),
+        ("From cold: writes of the API server for each adapter", "{:.2f}", _writes),
+        ("After a restart: processor time for each adapter", "{:.1f} ms", _restart),
+        ("Quiet: processor time for each adapter and minute", "{:.1f} ms", _idle),
+        ("Apply to Ready on the warm fleet, 99 of 100", "{:.2f} s", _ready),
+        ("Most memory of the operator", "{:.0f} MiB", _memory),
+    ):
+        bars = []
+        for run in runs:
+            name = f"{run['adapters']:,} on {run['engines']:,} engines"
+            if (figure := value(run)) is not None:
+                bars.append((name, figure))
+        if bars:
+            found.append((title, form, bars))
+    return found
+
+
+def _phase(run: dict[str, Any], name: str) -> dict[str, Any]:
+    phase: dict[str, Any] = run["phases"].get(name, {})
+    return phase
+
+
+def _of_start(run: dict[str, Any], phase: str) -> float | None:
+    seconds = _phase(run, phase).get("operator_cpu_seconds")
+    return None if seconds is None else 1000 * max(0.0, seconds - START_SECONDS) / run["adapters"]
+
+
+def _cold(run: dict[str, Any]) -> float | None:
+    return _of_start(run, "cold")
+
+
+def _restart(run: dict[str, Any]) -> float | None:
+    return _of_start(run, "restart")
+
+
+def _writes(run: dict[str, Any]) -> float | None:
+    return _phase(run, "cold").get("writes_per_change")
+
+
+def _idle(run: dict[str, Any]) -> float | None:
+    found = _phase(run, "idle")
+    cores = found.get("operator_cores")
+    return None if cores is None else 60_000 * cores / run["adapters"]
+
+
+def _ready(run: dict[str, Any]) -> float | None:
+    return _phase(run, "warm").get("ready_seconds", {}).get("p99")
+
+
+def _memory(run: dict[str, Any]) -> float | None:
+    return max((p["operator_peak_rss_mib"] for p in run["phases"].values()), default=None)
+
+
+def draw(runs: list[dict[str, Any]]) -> Image.Image:
+    """Return the picture."""
+    parts = panels(runs)
+    height = sum(ROW * (len(bars) + 1) + GAP for _, _, bars in parts) + GAP
+    image = Image.new("RGB", (WIDTH, height), "white")
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(SIZE)
+    top = GAP
+    for title, form, bars in parts:
+        pen.text((20, top), title, "black", font)
+        top += ROW
+        scale = (WIDTH - LEFT - RIGHT) / (max(value for _, value in bars) or 1.0)
+        for name, value in bars:
+            end = LEFT + scale * value
+            pen.text((40, top + 5), name, "black", font)
+            pen.rectangle((LEFT, top + 4, end, top + ROW - 6), COLOUR)
+            pen.text((end + 10, top + 5), form.format(value), "black", font)
+            top += ROW
+        top += GAP
+    return image
+
+
+def main() -> None:
+    """Draw from the first argument's figures into the second's file."""
+    given = [Path(each) for each in sys.argv[1:]]
+    source, target = given or [_RESULTS, _PICTURE]
+    draw(json.loads(source.read_text())["runs"]).save(target, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
