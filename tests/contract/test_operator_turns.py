@@ -23,15 +23,15 @@ async def test_a_pass_waits_for_its_source_before_it_takes_a_place_among_the_tra
         await op.apply(made.model_copy(update={"metadata": metadata}))  # knows the source now
         taken = op.fleet.settings.sources
         for _ in range(taken):
-            await op.fleet.sources.acquire()
+            await op.fleet.sources.take("others")
         work = asyncio.create_task(op.apply(made))
         await asyncio.sleep(0.2)
         assert not work.done()
         for _ in range(op.fleet.settings.transfers):
             async with asyncio.timeout(10):
-                await op.fleet.transfers.acquire()
+                await op.fleet.transfers.take("others")
         for _ in range(op.fleet.settings.transfers):
-            op.fleet.transfers.release()
+            op.fleet.transfers.give_back()
         for _ in range(taken):
-            op.fleet.sources.release()
+            op.fleet.sources.give_back()
         assert ready(await work)[0] == "True"
