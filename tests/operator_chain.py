@@ -93,8 +93,8 @@ class Chain:
 
     # The API
 
-    def pool(self, name: str = "pool", app: str = "vllm") -> None:
-        spec = {"selector": {"matchLabels": {"app": app}}, "baseModel": BASE}
+    def pool(self, name: str = "pool", app: str = "vllm", **more: Any) -> None:
+        spec = {"selector": {"matchLabels": {"app": app}}, "baseModel": BASE, **more}
         self._create("enginepools", "EnginePool", name, spec)
 
     def adapter(self, name: str, case: str = "d01-plain-bf16", **spec: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -228,6 +230,66 @@ def test_an_engine_without_the_plugin_keeps_no_slots() -> None:
     planner = planned(many("quiet", 2), [engine(health=EngineHealth.STOCK)], rule)
     assert len(placed(planner)) == 2
     assert planner.sheltered_on("quiet/00") == frozenset()
+
+
+class HostTier:
+    """The host places of one engine: the least recently used goes, unless it keeps its place."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.order: list[str] = []
+        self.evicted: Counter[str] = Counter()
+
+    def load(self, key: str, kept: set[str]) -> None:
+        if key in self.order:
+            return
+        while len(self.order) >= self.places:
+            victim = next(each for each in self.order if each not in kept)
+            self.order.remove(victim)
+            self.evicted[victim.partition("/")[0]] += 1
+        self.order.append(key)
+
+
+@pytest.mark.parametrize("guaranteed", [True, False])
+def test_a_tenant_that_loads_without_pause_costs_a_guarantee_no_eviction_and_no_place(
+    guaranteed: bool,
+) -> None:
+    random = Random(7)
+    rules = [TenantRule("noisy", adapters=40)]
+    if guaranteed:
+        rules.append(TenantRule("quiet", guaranteed_slots=2, guaranteed_percent=25))
+    engines = [engine(f"p-{n}", max_adapters=12) for n in range(3)]
+    quiet = many("quiet", 2, policy=Policy.ALL)
+    planner = planned(quiet, engines, tenancy(*rules))
+    tiers = {e.pod_name: HostTier(8) for e in engines}
+    lost = 0
+    for turn in range(400):
+        key = f"noisy/{random.randrange(60)}"
+        if random.random() < 0.3:
+            planner.drop_adapter(key)
+        else:
+            facts = {
+                "policy": random.choice([Policy.ALL, Policy.SPREAD]),
+                "replicas": 3,
+                "size_bytes": MIB,
+            }
+            residency = random.choice(list(Residency))
+            priority = random.randrange(10)
+            planner.set_adapter(
+                adapter(key, f"{turn:04}", residency=residency, priority=priority, **facts)
+            )
+        planner.settle()
+        entries = planner.entries
+        lost += sum(len(entries[each.key].chosen) < 3 for each in quiet)
+        for name, carrier in planner.board.carriers.items():
+            kept = {k for k in carrier.adapters if name in planner.sheltered_on(k)}
+            kept |= {k for k, each in carrier.adapters.items() if each.reserved}
+            for each in sorted(carrier.adapters, key=lambda k: (k not in kept, k)):
+                tiers[name].load(each, kept)
+    evicted = sum((tier.evicted for tier in tiers.values()), Counter[str]())
+    assert evicted["noisy"] > 100
+    assert (lost == 0) is guaranteed
+    assert (evicted["quiet"] == 0) is guaranteed
 
 
 # What holds for every fleet.
