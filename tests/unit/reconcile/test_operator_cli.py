@@ -44,6 +44,36 @@ def test_plan_says_for_each_engine_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "engine-1: refused: takes no adapters: engine runs without --enable-lora" in said
 
 
+def test_plan_says_what_a_tenant_lacks_and_what_is_not_granted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenants = "tenants: [{name: a, namespaceSelector: {names: [team-a]}, quota: {adapters: 1}}]"
+    second = ADAPTER.replace("name: sql", "name: tmp")
+    guest = ADAPTER.replace("team-a", "team-b").replace(
+        "{name: pool}", "{name: pool, namespace: team-a}"
+    )
+    pool = POOL.replace("baseModel: tiny}", f"baseModel: tiny, {tenants}}}")
+    grant = """
+apiVersion: lorafleet.dev/v1alpha1
+kind: AdapterGrant
+metadata: {namespace: team-a, name: guests}
+spec: {from: [{namespace: team-b}], to: [{kind: EnginePool}]}
+"""
+    (tmp_path / "all.yaml").write_text("---".join([pool, ADAPTER, second, guest]))
+    assert main(["plan", "-f", str(tmp_path / "all.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "team-a/sql: 1 of 2 engines" in said
+    assert "QuotaExceeded: tenant a has 1 of 1 adapters" in said
+    assert "engine-0: refused: tenant a has 1 of 1 adapters" in said
+    missing = "namespace team-a holds no AdapterGrant from namespace team-b to EnginePool pool"
+    assert f"NotGranted: {missing}" in said
+    (tmp_path / "grant.yaml").write_text(grant)
+    assert main(["plan", "-f", str(tmp_path / "all.yaml"), str(tmp_path / "grant.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "NotGranted" not in said
+    assert "team-b/sql: 1 of 2 engines" in said
+
+
 def test_plan_says_the_same_to_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "all.yaml").write_text(f"{POOL}---{ADAPTER}")
     assert main(["plan", "-o", "json", "-f", str(tmp_path / "all.yaml")]) == 0

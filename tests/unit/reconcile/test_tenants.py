@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from lorafleet_operator.facts import Placed
 from lorafleet_operator.fair import FairPlaces
 from lorafleet_operator.load_rates import LoadRates
 from lorafleet_operator.placement import TenantRule
+from lorafleet_operator.report import report
 from lorafleet_operator.tenants import tenancy_of
-from operator_builders import pool
+from operator_builders import engine, facts, pool
 
 LABELS = {"a1": {"team": "a", "tier": "gold"}, "a2": {"team": "a"}, "b1": {"team": "b"}}
 TENANTS: list[dict[str, Any]] = [
@@ -137,3 +139,17 @@ async def test_whoever_is_cancelled_keeps_no_place_from_others() -> None:
     await waiting[3]
     places.give_back()
     await places.take("z")
+
+
+def test_what_a_guarantee_keeps_in_a_slot_is_ordered_to_stay_there_on_those_engines_alone() -> None:
+    placed = Placed(pods=("e-0", "e-1"), wanted=2, sheltered=frozenset({"e-1"}))
+    found = facts(engine("e-0"), engine("e-1"), placed=placed).wanted()
+    assert [each.residency for each in found.holdings] == ["", "gpu"]
+
+
+def test_a_pass_that_is_held_back_says_so_and_orders_nothing() -> None:
+    waiting = facts(engine("e-0"), held_back="tenant a has 6 loads a minute, all are taken for now")
+    assert not waiting.may_act
+    loaded = next(c for c in report(waiting).status.conditions if c.type == "Loaded")
+    assert (loaded.status, loaded.reason) == ("False", "LoadRateLimited")
+    assert loaded.message == waiting.held_back
