@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ TOKENS = 16
 @contextmanager
 def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
     """Yield a namespace with a pool of `engines` vLLMs on the CPU and an operator; end them after."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with us
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as directory:
         root = Path(directory)
         model = tiny_models.make_dense(root / "model")
