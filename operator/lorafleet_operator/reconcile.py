@@ -76,7 +76,7 @@ async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
     What it was judged by goes with the revision: nobody would know after an interruption.
     """
     found = facts.course().given_up
-    if found is not None and found != facts.adapter.status.rolled_back:
+    if facts.given_up is None and found not in (None, facts.adapter.status.rolled_back):
         facts.given_up = found
         metrics.ROLLBACKS.labels(found.reason).inc()
         await say()
