@@ -298,10 +298,10 @@ async def churn(fleet: SimulatedFleet, adapters: int, seconds: float) -> int:
 async def passes(operator: Operator, wanted: int, limit: float) -> None:
     """Return when the operator has ended as many passes over adapters."""
     deadline = time.monotonic() + limit
-    name = "lorafleet_operator_reconcile_duration_seconds"
+    name = "lorafleet_operator_reconcile_duration_seconds_count"
     while time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-        start = f'{name}_count{{kind="LoRAAdapter"}}'
+        start = f'{name}{{kind="LoRAAdapter"}}'
         for line in await series(operator, name):
             if line.startswith(start) and float(line.split()[-1]) >= wanted:
                 return

@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator import metrics
@@ -95,7 +96,7 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
         adapter.metadata.name,
         metrics.Shown(
             adapter.spec.base_model,
-            tuple((str(entry.type), str(entry.status)) for entry in result.status.conditions),
+            tuple((intern(e.type), intern(e.status)) for e in result.status.conditions),
             desired=result.status.desired_engines,
             ready=result.status.ready_engines,
         ),
