@@ -72,9 +72,6 @@ class GatedFleet(SimulatedFleet):
         }
         body = {"metadata": {"name": name, "labels": {"app": "simulated"}}, "spec": spec}
         made = await self._ask("POST", self.pods, body)
-        while "uid" not in made["metadata"]:  # one of that name is still on its way out
-            await asyncio.sleep(0.1)
-            made = await self._ask("POST", self.pods, body)
         engine = SimulatedEngine(
             made["metadata"]["uid"],
             f"{address}:{PORT}",
@@ -94,7 +91,12 @@ class GatedFleet(SimulatedFleet):
 
     async def evict(self, name: str) -> None:
         """Delete a pod as `kubectl drain` does: it is told, and ends later."""
-        await self._ask("DELETE", f"{self.pods}/{name}?gracePeriodSeconds=60")
+        await self._ask("DELETE", f"{self.pods}/{name}", {"gracePeriodSeconds": 60})
+
+    async def end(self, name: str) -> None:
+        """Kill an engine, and confirm the end of its pod as its node would."""
+        await self.engines.pop(name).kill()
+        await self._ask("DELETE", f"{self.pods}/{name}", {"gracePeriodSeconds": 0})
 
     async def set_pool(self, **spec: Any) -> None:
         """Change fields of the pool's spec."""
