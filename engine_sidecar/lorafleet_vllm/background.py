@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from lorafleet_vllm.residency import Residency
+    from lorafleet_vllm.slots import LayerFill, SlotPlan
 
 SLICE_SECONDS = 0.001  # of the host's time, for one call; a decode step keeps the device for 5 ms
 _STEP_SECONDS = 0.02  # steps that are so near to each other leave no pause to work in
 _LONGEST_STEP_SECONDS = 1.0
+_TRASH_AT_A_TIME = 4  # layers: a plan of 48 takes 2 ms
 _log = logging.getLogger("vllm.lorafleet")
 
 
@@ -46,6 +48,7 @@ class Background:
         # With the request, and whether it is a first load.
         self._filling: dict[int, tuple[Any, bool]] = {}
         self._errors: dict[int, str] = {}
+        self._trash: list[LayerFill] = []  # of plans that nobody needs any more
         self._launched = -math.inf  # when the last step was
         self._steps_until = -math.inf  # until when another may be expected
 
@@ -67,6 +70,7 @@ class Background:
         now = time.perf_counter()
         interval = min(now - self._launched, _LONGEST_STEP_SECONDS)
         self._launched, self._steps_until = now, now + max(_STEP_SECONDS, 2 * interval)
+        del self._trash[-_TRASH_AT_A_TIME:]
         if not self._coming and not self._residency.fills.unfinished():
             return
         try:
@@ -114,6 +118,12 @@ class Background:
         """Give up whatever is on its way of an adapter that is unloaded."""
         for kept in (self._coming, self._filling, self._errors):
             kept.pop(lora_int_id, None)
+
+    def throw_away(self, plan: SlotPlan) -> None:
+        """Free a plan behind the coming steps, or now if there are none."""
+        self._trash += plan.parts()
+        if time.perf_counter() >= self._steps_until:
+            self._trash.clear()
 
     def _is_done(self, lora_int_id: int) -> bool:
         residency = self._residency

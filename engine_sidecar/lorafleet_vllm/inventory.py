@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lorafleet_vllm.offload import total_bytes
+from lorafleet_vllm.offload import pinned_bytes, total_bytes
 from lorafleet_vllm.slot_plan import slot_tensors
 from lorafleet_vllm.tensor_tree import model_tensors
 
@@ -30,5 +30,5 @@ def report(residency: Residency) -> dict[str, Any]:
             tensor for layer in manager.modules.values() for tensor in slot_tensors(layer)
         ),
         "registered_host_bytes": residency.arena.registered_bytes,
-        "pinned_host_bytes": total_bytes([*offloaded, *residency.store.tensors()]),
+        "pinned_host_bytes": pinned_bytes([*offloaded, *residency.store.tensors()]),
     }

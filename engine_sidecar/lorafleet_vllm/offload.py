@@ -102,6 +102,17 @@ def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
     )
 
 
+def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the page-locked bytes behind `tensors`; on a machine without CUDA all of their bytes.
+
+    torch rounds each block up to a power of two (CachingHostAllocator).
+    """
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    if not torch.cuda.is_available():
+        return sum(sizes.values())
+    return sum(1 << (size - 1).bit_length() for size in sizes.values() if size)
+
+
 def _view(tensor: torch.Tensor) -> _View:
     return (
         tensor.untyped_storage().data_ptr(),

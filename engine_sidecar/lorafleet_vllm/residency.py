@@ -337,7 +337,10 @@ class Residency:
         self.store.drop(lora_int_id)
         self.fills.drop(lora_int_id)
         self.background.forget(lora_int_id)
-        return self.known.pop(lora_int_id, None) is not None
+        known = self.known.pop(lora_int_id, None)
+        if known is not None and known.model is not None:
+            self.background.throw_away(known.model.plan)
+        return known is not None
 
     def keep(self, lora_int_id: int, residency: str) -> None:
         """Keep a resident adapter as `residency` says (keeping.py). Raises EngineRejected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -271,3 +272,30 @@ def test_a_load_beside_a_request_makes_no_step_wait_for_new_metadata(
         told += [list(output.outputs[0].token_ids) for output in core.step()]
     assert made == []
     assert told[-1] == expected, name
+
+
+def test_a_plan_is_freed_behind_the_steps_that_come_and_at_once_if_none_do(engine: Any) -> None:
+    from lorafleet_vllm.slots import LayerFill
+
+    def living() -> int:
+        gc.collect()
+        found = (each for each in gc.get_objects() if isinstance(each, LayerFill))
+        return sum(any(fill.pieces for fill in each.fills) for each in found)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            engine.residency.background.behind_step()
+
+    request = staged(engine, 1, seed=1)
+    steps(50)  # other tests' plans
+    before = living()
+    load(engine, request)
+    layers = living() - before
+    assert layers > 4
+    steps(1)  # more may come
+    engine.lora.remove_adapter(1)
+    assert living() - before == layers
+    steps(1)
+    assert living() - before == layers - 4
+    steps(layers)
+    assert living() == before
