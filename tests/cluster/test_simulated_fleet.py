@@ -25,7 +25,7 @@ SECONDS = 60
 async def passes(operator: Operator, wanted: int) -> None:
     """Return when the operator has ended as many passes over adapters."""
     line = 'lorafleet_operator_reconcile_duration_seconds_count{kind="LoRAAdapter"} '
-    operator.wait(SECONDS)
+    await asyncio.to_thread(operator.wait, SECONDS)
     async with asyncio.timeout(SECONDS), httpx.AsyncClient() as client:
         found = 0.0
         while found < wanted:

@@ -53,9 +53,10 @@ class Replicas:
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.running[name].process.pid, number)
 
-    def end(self, name: str, number: signal.Signals) -> None:
+    async def end(self, name: str, number: signal.Signals) -> None:
+        """End one; the engines, which live in this process, go on meanwhile."""
         self.signal(name, number)
-        self.running.pop(name).process.popen.wait(SECONDS)
+        await asyncio.to_thread(self.running.pop(name).process.popen.wait, SECONDS)
 
     def leases(self) -> list[dict[str, Any]]:
         place = f"/apis/coordination.k8s.io/v1/namespaces/{self.fleet.namespace}/leases"
@@ -94,7 +95,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_without_a_word
         start = await fleet.writes()
         replicas.start("first")
         await until(lambda: replicas.holders() == ["first"])
-        replicas.start("second").wait()
+        await asyncio.to_thread(replicas.start("second").wait)
         await fleet.settled(SECONDS)
         cold = await fleet.quiet() - start
         assert cold["adapter status"] == len(names), "one status each: one of them writes"
@@ -102,7 +103,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_without_a_word
         assert (replicas.held("first"), replicas.held("second")) == (1, 0)
         orders = fleet.books.orders
 
-        replicas.end("first", signal.SIGKILL)
+        await replicas.end("first", signal.SIGKILL)
         await until(lambda: replicas.holders() == ["second"])
         settled = await fleet.quiet()
         await asyncio.sleep(2.0)  # a resync of everything
@@ -113,7 +114,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_without_a_word
         await fleet.settled(SECONDS)
 
         # What is given up is free at once; a deletion that nobody saw is seen through later.
-        replicas.end("second", signal.SIGTERM)
+        await replicas.end("second", signal.SIGTERM)
         assert replicas.holders() == [""]
         await fleet.delete("a-1")
         await fleet.apply("a-20")
@@ -137,7 +138,7 @@ async def test_who_was_stopped_for_longer_than_its_lease_does_nothing_when_it_wa
         names = [f"a-{number}" for number in range(10)]
         replicas.start("stopped")
         await until(lambda: replicas.holders() == ["stopped"])
-        replicas.start("second").wait()
+        await asyncio.to_thread(replicas.start("second").wait)
         await asyncio.gather(*(fleet.apply(name) for name in names))
         await until(lambda: fleet.books.loads > 0)
         replicas.signal("stopped", signal.SIGSTOP)  # in the middle of many passes
@@ -159,7 +160,7 @@ async def test_who_was_stopped_for_longer_than_its_lease_does_nothing_when_it_wa
         assert _versions(kube, namespace) == versions
         assert fleet.unsettled() == []
         # And takes part again.
-        replicas.end("second", signal.SIGTERM)
+        await replicas.end("second", signal.SIGTERM)
         await fleet.apply("a-10")
         await fleet.settled(SECONDS)
         assert replicas.holders() == ["stopped"]
@@ -205,14 +206,14 @@ async def test_shards_are_shared_evenly_by_who_is_there(
                 for name in late
             )
         )
-        replicas.end("first", signal.SIGKILL)
+        await replicas.end("first", signal.SIGKILL)
         await until(lambda: replicas.holders() == ["second"] * 4)
         # Another number of shards waits for the end of this one.
-        replicas.start("third", shards=2).wait()
+        await asyncio.to_thread(replicas.start("third", shards=2).wait)
         await asyncio.sleep(LEASE_SECONDS)
         assert replicas.holders() == ["second"] * 4
         assert replicas.held("third") == 0
-        replicas.end("second", signal.SIGTERM)
+        await replicas.end("second", signal.SIGTERM)
         await until(lambda: replicas.holders()[:2] == ["third"] * 2)
         await fleet.apply("a-10")
         await fleet.settled(SECONDS)
