@@ -2,7 +2,7 @@
 
 Rules of this package: only torch, vLLM, what vLLM itself ships and the pure contract package
 `lorafleet` are imported; every attribute that is assigned on a vLLM class is assigned in
-`patches.py`, after `compat.py` has checked it; adapters whose path is not on our volume take
+`patches/`, after `compat.py` has checked it; adapters whose path is not on our volume take
 vLLM's own path untouched; nothing here may break serving.
 """
 
