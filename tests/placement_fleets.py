@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from lorafleet_operator.api.v1alpha1 import EngineHealth
-from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Policy, Residency
+from lorafleet_operator.placement import (
+    AdapterDemand,
+    EngineSnapshot,
+    Policy,
+    Residency,
+    Tenancy,
+    TenantRule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +23,12 @@ KEYS = [f"{tenant}/{letter}" for tenant in "tu" for letter in "abcdef"]
 PODS = [f"p-{number}" for number in range(6)]
 DIGESTS = ["sha256:1", "sha256:2"]
 CHOSEN_BY_COUNT = (Policy.SPREAD, Policy.BIN_PACK)
+
+
+def tenancy(*rules: TenantRule) -> Tenancy:
+    """Each rule is for the namespace of its name; `*` for all others."""
+    by_name = {rule.name: rule for rule in rules}
+    return Tenancy(rules, lambda namespace: by_name.get(namespace) or by_name.get("*"))
 
 
 @st.composite
