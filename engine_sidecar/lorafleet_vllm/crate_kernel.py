@@ -64,12 +64,12 @@ class Table:
             rows.append(_entry(item.spot, source, item.scale))
             source += item.source.numel()
         rows += [_entry(spot, -1, 1.0) for spot in zeros]
-        self._table = torch.tensor(rows)
+        self.words = torch.tensor(rows)
 
     def load(self, device: torch.device) -> torch.Tensor:
         """Copy the table to the device, on the current stream; returns the temporary."""
-        staged = torch.empty_like(self._table, pin_memory=True)  # torch reuses it when it is read
-        return staged.copy_(self._table).to(device, non_blocking=True)
+        staged = torch.empty_like(self.words, pin_memory=True)  # torch reuses it when it is read
+        return staged.copy_(self.words).to(device, non_blocking=True)
 
 
 def unpack(crate: torch.Tensor, table: torch.Tensor, index: int) -> None:
