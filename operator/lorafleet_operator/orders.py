@@ -199,11 +199,18 @@ async def _send(
 
 
 def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None:
-    """Return what keeps the transfer within its pool's limits, None without any."""
-    limits = facts.pool.spec.transfer if facts.pool is not None else None
-    if facts.pool is None or limits is None:
+    """Return what keeps the transfer within its pool's and its tenant's limits, None without any."""
+    if facts.pool is None:
         return None
-    return fleet.paces.of(facts.pool.key, facts.adapter.metadata.namespace, limits)
+    namespace, limits = facts.adapter.metadata.namespace, facts.pool.spec.transfer
+    tenant = fleet.tenant(facts.pool.key, namespace)
+    rule = fleet.planner(facts.pool.key).plan.board.tenancy.rule(tenant)
+    rates = {
+        f"namespace {namespace}": limits.namespace_rate if limits is not None else None,
+        f"tenant {tenant}": rule.transfer_rate if rule is not None else None,
+        "pool": limits.pool_rate if limits is not None else None,
+    }
+    return fleet.paces.of(facts.pool.key, rates)
 
 
 def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:

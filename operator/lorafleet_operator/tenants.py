@@ -49,6 +49,7 @@ def _rule(tenant: Tenant) -> TenantRule:
         guaranteed_bytes=0 if share is None or percent is not None else to_bytes(share),
         guaranteed_percent=percent or 0,
         loads_per_minute=quota.loads_per_minute,
+        transfer_rate=_bytes(quota.transfer_bytes_per_second),
     )
 
 

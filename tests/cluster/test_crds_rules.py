@@ -305,6 +305,7 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (pool(tenants=[{"namespaceSelector": {"names": ["a"]}}]), "name: Required value"),
         (tenants(quota={"adapters": -1}), "quota.adapters"),
         (tenants(quota={"loadsPerMinute": 0}), "quota.loadsPerMinute"),
+        (tenants(quota={"transferBytesPerSecond": "0"}), "quota.transferBytesPerSecond"),
         (pool(tenants=[*TENANT, *TENANT]), "Duplicate value"),
         (grant(to=[{"kind": "Secret"}]), 'supported values: "EnginePool", "ServedName"'),
         (grant(**{"from": []}), "spec.from"),

@@ -378,7 +378,7 @@ async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
         assert a.sidecar._transfer.forwarded_bytes + c.sidecar._transfer.forwarded_bytes > 0
 
 
-async def test_what_is_sent_draws_from_the_buckets_of_its_pool_and_namespace(
+async def test_what_is_sent_draws_from_the_buckets_of_its_pool_its_tenant_and_its_namespace(
     volume: Path, tmp_path: Path
 ) -> None:
     drawn: dict[float, int] = {}
@@ -390,10 +390,16 @@ async def test_what_is_sent_draws_from_the_buckets_of_its_pool_and_namespace(
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
         op.fleet.paces = Paces(Bucket)
         limits = {"maxBytesPerSecond": "2Mi", "maxBytesPerSecondPerNamespace": 1 << 20}
-        op.fleet.world.pools["team-a"][:] = [pool(transfer=limits)]  # type: ignore[index]
+        selector = {"names": ["team-a"]}
+        tenant = {
+            "name": "a",
+            "namespaceSelector": selector,
+            "quota": {"transferBytesPerSecond": "3Mi"},
+        }
+        op.fleet.world.pools["team-a"][:] = [pool(transfer=limits, tenants=[tenant])]  # type: ignore[index]
         sent = metrics.TRANSFER_BYTES._value.get()
         sql = await op.apply(op.adapter("sql"))
         assert ready(sql)[0] == "True"
         sent = metrics.TRANSFER_BYTES._value.get() - sent
         assert sent > 0
-        assert drawn == {2 << 20: sent, 1 << 20: sent}
+        assert drawn == {2 << 20: sent, 1 << 20: sent, 3 << 20: sent}

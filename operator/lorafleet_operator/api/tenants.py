@@ -58,7 +58,11 @@ class TenantQuota(ApiModel):
     """Most loads a minute of the tenant's adapters. A revision that goes to several engines at once is
     one load."""
 
-    @field_validator("staged_bytes", "pinned_bytes")
+    transfer_bytes_per_second: str | int | None = quantity_field()
+    """Most bytes a second that the operator sends for all adapters of the tenant together, in all its
+    namespaces, beside the limits of spec.transfer."""
+
+    @field_validator("staged_bytes", "pinned_bytes", "transfer_bytes_per_second")
     @classmethod
     def _is_quantity(cls, size: str | int | None) -> str | int | None:
         if size is not None:

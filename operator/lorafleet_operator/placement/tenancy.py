@@ -36,6 +36,7 @@ class TenantRule:
     guaranteed_bytes: int = 0
     guaranteed_percent: int = 0  # of what placement may use of an engine's arena, if not 0
     loads_per_minute: int | None = None
+    transfer_rate: int | None = None  # bytes a second that the operator sends
 
     @property
     def guarantees(self) -> bool:

@@ -1,4 +1,4 @@
-"""Limits on what the operator sends: bytes a second of a pool, and of a namespace's adapters in it.
+"""Limits on what the operator sends: bytes a second of a pool, of a tenant and of a namespace in it.
 
 Each limit is a token bucket that all transfers of its key draw from, first come, first served.
 """
@@ -9,9 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from lorafleet_operator.api.v1alpha1 import TransferLimits
+    from collections.abc import Awaitable, Callable, Mapping
 
 BURST_SECONDS: Final = 0.25
 """What an idle bucket saves up, in seconds of its rate."""
@@ -49,11 +47,17 @@ class Paces:
         self._buckets: dict[tuple[str, str], TokenBucket] = {}
 
     def of(
-        self, pool: str, namespace: str, limits: TransferLimits
-    ) -> Callable[[int], Awaitable[None]]:
-        """Return what to await before bytes are sent; `limits` are as the pool's spec says now."""
-        rates = {(pool, ""): limits.pool_rate, (pool, namespace): limits.namespace_rate}
-        buckets = [found for key, rate in rates.items() if (found := self._bucket(key, rate))]
+        self, pool: str, rates: Mapping[str, int | None]
+    ) -> Callable[[int], Awaitable[None]] | None:
+        """Return what to await before bytes are sent, None if nothing limits them.
+
+        rates: whose limit -> bytes a second, None for none, as the pool's spec says now. What waits
+        for an earlier one has drawn nothing from those behind it: name the narrowest first.
+        """
+        found = (self._bucket((pool, whose), rate) for whose, rate in rates.items())
+        buckets = [bucket for bucket in found if bucket is not None]
+        if not buckets:
+            return None
 
         async def take(amount: int) -> None:
             for bucket in buckets:

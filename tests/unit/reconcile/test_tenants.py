@@ -60,7 +60,12 @@ def test_quantities_and_shares_are_read() -> None:
                 {
                     "name": "a",
                     "namespaceSelector": {"names": ["a"]},
-                    "quota": {"stagedBytes": "1Gi", "pinnedBytes": 7, "loadsPerMinute": 6},
+                    "quota": {
+                        "stagedBytes": "1Gi",
+                        "pinnedBytes": 7,
+                        "loadsPerMinute": 6,
+                        "transferBytesPerSecond": "2Mi",
+                    },
                     "guarantee": {"slots": 2, "arenaShare": "25%"},
                 }
             ]
@@ -74,6 +79,7 @@ def test_quantities_and_shares_are_read() -> None:
         guaranteed_slots=2,
         guaranteed_percent=25,
         loads_per_minute=6,
+        transfer_rate=2 << 20,
     )
 
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
-from lorafleet_operator.api.v1alpha1 import TransferLimits
 from lorafleet_operator.transfer.pacing import BURST_SECONDS, Paces, TokenBucket
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
 CHUNK = 1000
+
+
+def pace(paces: Paces, rates: dict[str, int | None]) -> Callable[[int], Awaitable[None]]:
+    """Return what a transfer of pool p awaits, which something limits."""
+    found = paces.of("p", rates)
+    assert found is not None
+    return found
 
 
 @dataclass
@@ -54,14 +64,11 @@ async def test_an_idle_bucket_saves_up_no_more_than_its_burst() -> None:
 async def test_two_namespaces_share_the_pools_rate_and_each_keeps_its_own() -> None:
     clock = Clock()
     paces = Paces(clock.bucket)
-    limits = TransferLimits.model_validate(
-        {"maxBytesPerSecond": 10 * CHUNK, "maxBytesPerSecondPerNamespace": 4 * CHUNK}
-    )
     sent = {"noisy": 0, "quiet": 0}
 
     async def send(namespace: str, chunks: int) -> None:
         for _ in range(chunks):
-            await paces.of("team-a/pool", namespace, limits)(CHUNK)
+            await pace(paces, {namespace: 4 * CHUNK, "pool": 10 * CHUNK})(CHUNK)
             sent[namespace] += 1
 
     await send("noisy", 41)
@@ -75,14 +82,31 @@ async def test_two_namespaces_share_the_pools_rate_and_each_keeps_its_own() -> N
 async def test_without_limits_nothing_waits_and_a_changed_rate_counts_at_once() -> None:
     clock = Clock()
     paces = Paces(clock.bucket)
-    for _ in range(100):
-        await paces.of("p", "n", TransferLimits())(CHUNK)
-    assert clock.slept == []
-    slow = TransferLimits.model_validate({"maxBytesPerSecond": "1k"})
+    assert paces.of("p", {"n": None, "pool": None}) is None
     for _ in range(11):
-        await paces.of("p", "n", slow)(CHUNK)
+        await pace(paces, {"n": None, "pool": CHUNK})(CHUNK)
     at = clock.now
-    fast = TransferLimits.model_validate({"maxBytesPerSecond": "1M"})
     for _ in range(11):
-        await paces.of("p", "n", fast)(CHUNK)
+        await pace(paces, {"n": None, "pool": 1000 * CHUNK})(CHUNK)
     assert clock.now - at < 2
+
+
+async def test_the_namespaces_of_a_tenant_share_its_rate_and_cost_others_none_of_the_pools() -> (
+    None
+):
+    clock = Clock()
+    paces = Paces(clock.bucket)
+    sent = {"a1": 0, "a2": 0, "b": 0}
+
+    async def send(namespace: str, tenant: str, rate: int | None, chunks: int) -> None:
+        rates = {namespace: None, tenant: rate, "pool": 100 * CHUNK}
+        for _ in range(chunks):
+            await pace(paces, rates)(CHUNK)
+            sent[namespace] += 1
+
+    noisy = [asyncio.create_task(send(each, "a", 4 * CHUNK, 20)) for each in ("a1", "a2")]
+    await send("b", "b", None, 20)
+    assert clock.now < 1, "b waits for the pool's rate alone"
+    assert sent["a1"] + sent["a2"] < 20
+    await asyncio.gather(*noisy)
+    assert clock.now == pytest.approx(39 / 4 - BURST_SECONDS, abs=0.5), "one rate for both"
