@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client import ApiClient, Configuration
 from lorafleet_operator.cluster.reads import EnginePod
 from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.reconcile import reconcile
@@ -80,7 +80,8 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
     world = World(
         {"team-a": pods}, {"team-a": [pool()]}, {"team-a/pool": []}, {"team-a": []}, set()
     )
-    async with ApiClient() as api:
+    # Not the process's default, which other tests may have set to anything.
+    async with ApiClient(Configuration()) as api:
         settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
         fleet = Fleet(settings, world, api)
         # Rigs share an address, so each pod's port is its own.

@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import kube_config
 from lorafleet_operator.cli import main
 from lorafleet_operator.kubectl.cli import main as kubectl_lora
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -27,6 +29,14 @@ SILENT = {
     "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
     "users": [{"name": "x", "user": {}}],
 }
+
+
+@pytest.fixture(autouse=True)
+def own_cluster() -> Iterator[None]:
+    """Leave the cluster that a client connects to by default as it was."""
+    before = Configuration.get_default_copy()
+    yield
+    Configuration.set_default(before)
 
 
 def test_a_silent_cluster_is_told_in_one_line(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
 from lorafleet_operator.cluster.bounded import BoundedClient
+from lorafleet_operator.cluster.requests import ask, path
 from lorafleet_operator.term import Term, TermOver
 from sidecar_rig import until
 
@@ -34,14 +34,11 @@ async def test_a_write_that_waited_for_its_turn_until_the_term_was_over_is_not_s
     client.Configuration.set_default(client.Configuration(host=f"http://{host}:{port}"))
     mine = Term()
     async with BoundedClient() as api:
-        custom = client.CustomObjectsApi(api)
-        place: tuple[Any, ...] = ("lorafleet.dev", "v1alpha1", "team-a", "loraadapters", "x")
+        place = path(("lorafleet.dev", "v1alpha1", "loraadapters"), "team-a", "x")
         with mine.acting():
-            reads = [
-                asyncio.create_task(custom.get_namespaced_custom_object(*place)) for _ in range(16)
-            ]
+            reads = [asyncio.create_task(ask(api, "GET", place)) for _ in range(16)]
             await until(lambda: len(seen) == 16)
-            write = asyncio.create_task(custom.patch_namespaced_custom_object(*place, {}))
+            write = asyncio.create_task(ask(api, "PATCH", place, {}))
             await asyncio.sleep(0)
             mine.end()
             hold.set()

@@ -6,16 +6,15 @@ whole list, and with it over a finalizer that somebody else has just added or re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kubernetes.aio import client
 
 from lorafleet_operator.api import names
+from lorafleet_operator.cluster.requests import JSON_PATCH, ask, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_JSON_PATCH: Final = "application/json-patch+json"
 
 
 class Overtaken(RuntimeError):
@@ -57,17 +56,14 @@ async def _patch(
         "value": metadata["resourceVersion"],
     }
     try:
-        found: dict[str, Any] = await client.CustomObjectsApi(api).patch_namespaced_custom_object(
-            names.GROUP,
-            names.VERSION,
-            metadata["namespace"],
-            plural,
-            metadata["name"],
+        return await ask(
+            api,
+            "PATCH",
+            path((names.GROUP, names.VERSION, plural), metadata["namespace"], metadata["name"]),
             [test, change],
-            _content_type=_JSON_PATCH,
+            content_type=JSON_PATCH,
         )
     except client.ApiException as error:
         if error.status in (404, 409, 422):  # gone, or another version by now
             raise Overtaken(f"{metadata['namespace']}/{metadata['name']}") from None
         raise
-    return found

@@ -15,13 +15,13 @@ from kubernetes.aio import client
 
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import ask, path, send
 from lorafleet_operator.lease import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LEASES: Final = ("coordination.k8s.io", "v1")
-_PLURAL: Final = "leases"
+_LEASES: Final = ("coordination.k8s.io", "v1", "leases")
 LABEL: Final = f"{names.GROUP}/leases"
 """On each lease: the name that those of one set share."""
 SHARDS: Final = f"{names.GROUP}/shards"
@@ -47,17 +47,16 @@ class Leases:
         self._name = name
         self._timeout = timeout
         self._api = client.ApiClient()
-        self._custom = client.CustomObjectsApi(self._api)
 
     async def all(self) -> list[Record]:
         """Return every lease of the set. Raises NoAnswer."""
         with _one_line(f"leases in namespace {self._namespace}"):
-            found = await self._custom.list_namespaced_custom_object(
-                *_LEASES,
-                self._namespace,
-                _PLURAL,
-                label_selector=f"{LABEL}={self._name}",
-                _request_timeout=self._timeout,
+            found = await ask(
+                self._api,
+                "GET",
+                path(_LEASES, self._namespace),
+                query={"labelSelector": f"{LABEL}={self._name}"},
+                seconds=self._timeout,
             )
         return [record for item in found["items"] for record in self._record(item)]
 
@@ -67,24 +66,19 @@ class Leases:
         Raises NoAnswer; then it may have been written or not.
         """
         name = f"{self._name}-{record.shard}"
-        place = (*_LEASES, self._namespace, _PLURAL)
+        verb, named = ("PUT", name) if record.version else ("POST", "")
+        place = path(_LEASES, self._namespace, named)
         body = self._body(name, record)
         with _one_line(f"lease {self._namespace}/{name}"):
             try:
-                if record.version:
-                    found = await self._custom.replace_namespaced_custom_object(
-                        *place, name, body, _request_timeout=self._timeout
-                    )
-                else:
-                    found = await self._custom.create_namespaced_custom_object(
-                        *place, body, _request_timeout=self._timeout
-                    )
+                status, found = await send(self._api, verb, place, body, seconds=self._timeout)
             except client.ApiException as error:
                 if error.status in (404, 409):
                     return None
                 raise
-        # None for 201: a replace makes a lease that somebody has deleted.
-        return None if found is None else next(self._record(found), None)
+        if verb == "PUT" and status == 201:  # it makes a lease that somebody has deleted
+            return None
+        return next(self._record(found), None)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -121,7 +115,7 @@ class Leases:
             "acquireTime": record.acquired or record.renewed,
             "leaseTransitions": record.transitions,
         }
-        kind = {"apiVersion": "/".join(_LEASES), "kind": "Lease"}
+        kind = {"apiVersion": "/".join(_LEASES[:2]), "kind": "Lease"}
         return {**kind, "metadata": metadata, "spec": spec}
 
 

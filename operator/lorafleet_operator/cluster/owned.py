@@ -17,6 +17,7 @@ from kubernetes.aio import client
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.names import LABEL_ROUTES_TO
+from lorafleet_operator.cluster.requests import JSON, MERGE_PATCH, Kind, ask, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,11 @@ SERVICE: Final = "Service"
 SLICE: Final = "EndpointSlice"
 ROUTE: Final = "HTTPRoute"
 _GATEWAY: Final = ("gateway.networking.k8s.io", "v1")
-_MERGE: Final = "application/merge-patch+json"
+_KINDS: Final[dict[str, Kind]] = {
+    SERVICE: ("", "v1", "services"),
+    SLICE: ("discovery.k8s.io", "v1", "endpointslices"),
+    ROUTE: (*_GATEWAY, "httproutes"),
+}
 _ASK_AGAIN_SECONDS: Final = 60.0
 _SELECTOR: Final = "selector"
 
@@ -58,9 +63,6 @@ class Owned:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
-        self._core = client.CoreV1Api(api)
-        self._discovery = client.DiscoveryV1Api(api)
-        self._custom = client.CustomObjectsApi(api)
         self._seen: dict[Key, Seen] = {}
         self._of: defaultdict[str, set[Key]] = defaultdict(set)
         self._has_routes = False
@@ -106,14 +108,14 @@ class Owned:
             return False
         self._ask_again = now + _ASK_AGAIN_SECONDS
         try:
-            answer = await self._custom.get_api_resources(*_GATEWAY)
+            answer = await ask(self._api, "GET", "/".join(("/apis", *_GATEWAY)))
         except client.ApiException as error:
             if error.status == 404:
                 return False
             raise NotWritten(Reason.ROUTE_REFUSED, f"{_GATEWAY[0]}: {_said(error)}") from None
         except (ClientError, TimeoutError) as error:
             raise NotWritten(Reason.ROUTE_REFUSED, f"the API server: {error}") from None
-        self._has_routes = any(each.kind == ROUTE for each in answer.resources)
+        self._has_routes = any(each["kind"] == ROUTE for each in answer["resources"])
         return self._has_routes
 
     # Writing.
@@ -126,14 +128,14 @@ class Owned:
             await self._look(key)
         seen = self._seen.get(key)
         if seen is None:
-            await self._ask("create", key, body)
+            await self._ask("POST", key, body)
             return True
         patch = difference(seen.body, _content(body))
         if not patch:
             return False
         patch.setdefault("metadata", {})["uid"] = seen.uid
-        if not await self._ask("patch", key, patch):
-            await self._ask("create", key, body)  # it was deleted, and no watch has told yet
+        if not await self._ask("PATCH", key, patch):
+            await self._ask("POST", key, body)  # it was deleted, and no watch has told yet
         return True
 
     async def remove(self, key: Key) -> bool:
@@ -143,16 +145,14 @@ class Owned:
         seen = self._seen.get(key)
         if seen is None:
             return False
-        await self._ask("delete", key, {"preconditions": {"uid": seen.uid}})
+        await self._ask("DELETE", key, {"preconditions": {"uid": seen.uid}})
         self._forget(key)
         return True
 
     async def _look(self, key: Key) -> None:
         """Read one HTTPRoute; one that is not ours counts as not there."""
         try:
-            found = await self._custom.get_namespaced_custom_object(
-                *_GATEWAY, key[1], "httproutes", key[2]
-            )
+            found = await ask(self._api, "GET", path(_KINDS[key[0]], key[1], key[2]))
         except client.ApiException as error:
             if error.status == 404:
                 return
@@ -167,35 +167,24 @@ class Owned:
         try:
             answer = await self._call(verb, key, body)
         except client.ApiException as error:
-            if error.status == 404 and verb != "create":
+            if error.status == 404 and verb != "POST":
                 self._forget(key)
                 return False
-            if error.status == 409 and verb == "create":
+            if error.status == 409 and verb == "POST":
                 text = f"{key[0]} {key[2]} exists and is not the operator's; rename or delete it"
                 raise NotWritten(Reason.ROUTE_NAME_TAKEN, text) from None
             raise NotWritten(Reason.ROUTE_REFUSED, _line(key, error)) from None
         except (ClientError, TimeoutError) as error:
             raise NotWritten(Reason.ROUTE_REFUSED, f"the API server: {error}") from None
-        if verb != "delete":
-            self.note(key[0], self._api.sanitize_for_serialization(answer))
+        if verb != "DELETE":
+            self.note(key[0], answer)
         return True
 
-    async def _call(self, verb: str, key: Key, body: Json) -> Any:
+    async def _call(self, verb: str, key: Key, body: Json) -> Json:
         kind, namespace, name = key
-        given: Json = {"_content_type": _MERGE} if verb == "patch" else {}
-        named = () if verb == "create" else (name,)
-        if kind == ROUTE:
-            place = (*_GATEWAY, namespace, "httproutes")
-            call = getattr(self._custom, f"{verb}_namespaced_custom_object")
-            if verb == "delete":
-                return await call(*place, name, body=body)
-            return await call(*place, *named, body, **given)
-        owner = self._core if kind == SERVICE else self._discovery
-        word = "service" if kind == SERVICE else "endpoint_slice"
-        call = getattr(owner, f"{verb}_namespaced_{word}")
-        if verb == "delete":
-            return await call(name, namespace, body=body)
-        return await call(*named, namespace, body, **given)
+        place = path(_KINDS[kind], namespace, "" if verb == "POST" else name)
+        content_type = MERGE_PATCH if verb == "PATCH" else JSON
+        return await ask(self._api, verb, place, body, content_type=content_type)
 
     def _forget(self, key: Key) -> None:
         seen = self._seen.pop(key, None)

@@ -19,6 +19,7 @@ from lorafleet.errors import AccessDenied
 
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster.bounded import BoundedClient
+from lorafleet_operator.cluster.requests import ask, path
 from lorafleet_operator.traffic import Said
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """What to accept as an answer in place of the object."""
+_NAMESPACES: Final = ("", "v1", "namespaces")
+_SECRETS: Final = ("", "v1", "secrets")
 _ZONE: Final = "topology.kubernetes.io/zone"
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -191,8 +194,8 @@ async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, An
             found += await _all(api, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
     for each in sorted({namespace, *guests}):
         with suppress(client.ApiException, ClientError):
-            labels = (await client.CoreV1Api(api).read_namespace(each)).metadata.labels
-            metadata = {"name": each, "labels": dict(labels or {})}
+            read = await ask(api, "GET", path(_NAMESPACES, name=each))
+            metadata = {"name": each, "labels": read["metadata"].get("labels") or {}}
             found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     return found + grants
 
@@ -200,11 +203,8 @@ async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, An
 async def _all(
     api: client.ApiClient, namespace: str, plural: str, kind: str
 ) -> list[dict[str, Any]]:
-    custom = client.CustomObjectsApi(api)
     try:
-        answer = await custom.list_namespaced_custom_object(
-            names.GROUP, names.VERSION, namespace, plural
-        )
+        answer = await ask(api, "GET", path((names.GROUP, names.VERSION, plural), namespace))
     except client.ApiException as error:
         raise NoAnswer(f"{plural}: {error.status} {error.reason}") from None
     except ClientError as error:
@@ -225,7 +225,7 @@ class Secret:
 async def secret(api: client.ApiClient, namespace: str, name: str) -> Secret:
     """Return the decoded data of a Secret. Raises AccessDenied if the operator may not read it."""
     try:
-        found = await client.CoreV1Api(api).read_namespaced_secret(name, namespace)
+        found = await ask(api, "GET", path(_SECRETS, namespace, name))
     except client.ApiException as error:
         if error.status == 404:
             return Secret()
@@ -236,12 +236,12 @@ async def secret(api: client.ApiClient, namespace: str, name: str) -> Secret:
             ) from None
         raise
     decoded = {}
-    for key, value in (found.data or {}).items():
+    for key, value in (found.get("data") or {}).items():
         try:
             decoded[key] = base64.b64decode(value, validate=True)
         except binascii.Error:
             continue
-    return Secret(decoded, found.metadata.resource_version)
+    return Secret(decoded, found["metadata"]["resourceVersion"])
 
 
 async def secret_version(api: client.ApiClient, namespace: str, name: str) -> str:
@@ -250,23 +250,19 @@ async def secret_version(api: client.ApiClient, namespace: str, name: str) -> st
     Raises NoAnswer, also while the operator may not read it.
     """
     try:
-        found = await client.CoreV1Api(api).read_namespaced_secret(
-            name, namespace, _headers={"Accept": METADATA_ONLY}, _request_timeout=10.0
-        )
+        place = path(_SECRETS, namespace, name)
+        found = await ask(api, "GET", place, accept=METADATA_ONLY, seconds=10.0)
     except client.ApiException as error:
         if error.status == 404:
             return ""
         raise NoAnswer(f"Secret {namespace}/{name}: {error.status} {error.reason}") from None
     except (ClientError, TimeoutError) as error:
         raise NoAnswer(f"the API server does not answer: {error}") from None
-    return str(found.metadata.resource_version)
+    return str(found["metadata"]["resourceVersion"])
 
 
 async def first_adapter(api: client.ApiClient, namespaces: tuple[str, ...]) -> None:
     """List one adapter in each namespace (or the cluster): proof that the API server answers."""
-    custom = client.CustomObjectsApi(api)
-    place = (names.GROUP, names.VERSION)
-    if not namespaces:
-        await custom.list_cluster_custom_object(*place, names.ADAPTER_PLURAL, limit=1)
-    for namespace in namespaces:
-        await custom.list_namespaced_custom_object(*place, namespace, names.ADAPTER_PLURAL, limit=1)
+    adapters = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
+    for namespace in namespaces or ("",):
+        await ask(api, "GET", path(adapters, namespace), query={"limit": "1"})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from kubernetes.aio import client
 
 from lorafleet_operator.api import names
+from lorafleet_operator.cluster.requests import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ask, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,20 +22,21 @@ if TYPE_CHECKING:
     from lorafleet_operator.cluster.reads import EnginePod
 
 _LOG: Final = logging.getLogger(__name__)
-_MERGE: Final = "application/merge-patch+json"
 _COMPONENT: Final = "lorafleet-operator"
 _MAX_EVENT: Final = 1024
 _KINDS: Final = {
-    names.ADAPTER_KIND: names.ADAPTER_PLURAL,
-    names.POOL_KIND: names.POOL_PLURAL,
+    names.ADAPTER_KIND: (names.GROUP, names.VERSION, names.ADAPTER_PLURAL),
+    names.POOL_KIND: (names.GROUP, names.VERSION, names.POOL_PLURAL),
 }
+_PODS: Final = ("", "v1", "pods")
+_EVENTS: Final = ("", "v1", "events")
 
 
 class StatusWriter:
     """Writes the status of adapters and pools; the answers go to where the newest bodies are."""
 
     def __init__(self, api: client.ApiClient, bodies: Bodies) -> None:
-        self._custom = client.CustomObjectsApi(api)
+        self._api = api
         self._bodies = bodies
 
     async def write(self, kind: str, body: dict[str, Any], status: Mapping[str, Any]) -> bool:
@@ -47,14 +49,12 @@ class StatusWriter:
         if not patch:
             return False
         try:
-            answer = await self._custom.patch_namespaced_custom_object_status(
-                names.GROUP,
-                names.VERSION,
-                metadata["namespace"],
-                _KINDS[kind],
-                metadata["name"],
+            answer = await ask(
+                self._api,
+                "PATCH",
+                path(_KINDS[kind], metadata["namespace"], metadata["name"], "status"),
                 {"metadata": {"uid": metadata["uid"]}, "status": patch},
-                _content_type=_MERGE,
+                content_type=MERGE_PATCH,
             )
         except client.ApiException as error:
             if error.status in (404, 409):  # gone, or another object of that name by now
@@ -83,12 +83,8 @@ async def set_warm(
     }
     patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
     try:
-        await client.CoreV1Api(api).patch_namespaced_pod_status(
-            pod.name,
-            pod.namespace,
-            patch,
-            _content_type="application/strategic-merge-patch+json",
-        )
+        place = path(_PODS, pod.namespace, pod.name, "status")
+        await ask(api, "PATCH", place, patch, content_type=STRATEGIC_MERGE_PATCH)
     except client.ApiException as error:
         if error.status in (404, 409, 422):  # gone, or another pod of that name by now
             return False
@@ -149,6 +145,6 @@ async def post_event(
         "reportingInstance": _COMPONENT,
     }
     try:
-        await client.CoreV1Api(api).create_namespaced_event(metadata["namespace"], event)
+        await ask(api, "POST", path(_EVENTS, metadata["namespace"]), event)
     except client.ApiException as error:
         _LOG.warning("cannot post event %s about %s: %s", reason, metadata["name"], error.reason)
