@@ -127,7 +127,10 @@ class AdapterSeries:
         ]
 
     def text(self) -> Iterator[str]:
-        """Yield Prometheus' text of all series, some hundred adapters at a time."""
+        """Yield Prometheus' text of all series, some hundred adapters at a time.
+
+        It is what the library would write: labels in the order of their names.
+        """
         shown = list(self._shown.items())
         samples = (_info, _conditions, _engines)
         for family, lines in zip(self.describe(), samples, strict=True):
@@ -135,27 +138,30 @@ class AdapterSeries:
             for start in range(0, len(shown), _ADAPTERS_AT_A_TIME):
                 part = shown[start : start + _ADAPTERS_AT_A_TIME]
                 yield "".join(
-                    f'{family.name}{{namespace="{namespace}",name="{name}",{labels}}} {value}\n'
+                    f"{family.name}{{{labels}}} {value:.1f}\n"
                     for (namespace, name), said in part
-                    for labels, value in lines(said)
+                    for labels, value in lines(f'name="{name}",namespace="{namespace}"', said)
                 )
 
 
-def _info(said: Shown) -> list[tuple[str, int]]:
+def _info(place: str, said: Shown) -> list[tuple[str, int]]:
     model = said.base_model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return [(f'base_model="{model}"', 1)]
+    return [(f'base_model="{model}",{place}', 1)]
 
 
-def _conditions(said: Shown) -> list[tuple[str, int]]:
+def _conditions(place: str, said: Shown) -> list[tuple[str, int]]:
     return [
-        (f'type="{type_}",status="{status}"', int(found == status))
+        (f'{place},status="{status}",type="{type_}"', int(found == status))
         for type_, found in said.conditions
         for status in _STATUSES
     ]
 
 
-def _engines(said: Shown) -> list[tuple[str, int]]:
-    return [('state="desired"', said.desired), ('state="ready"', said.ready)]
+def _engines(place: str, said: Shown) -> list[tuple[str, int]]:
+    return [
+        (f'{place},state="desired"', said.desired),
+        (f'{place},state="ready"', said.ready),
+    ]
 
 
 ADAPTERS: Final = AdapterSeries()

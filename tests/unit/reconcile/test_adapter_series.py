@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from lorafleet_operator.metrics import AdapterSeries, Shown
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+
+class Collected:
+    """Families that were read, for the library to write."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
 
 
 def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_called() -> None:
@@ -14,7 +25,8 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     series.forget("ns", "a-7")
     pieces = list(series.text())
     assert max(map(len, pieces)) < 200 * 6 * 150
-    info, condition, engines = text_string_to_metric_families("".join(pieces))
+    families = list(text_string_to_metric_families("".join(pieces)))
+    info, condition, engines = families
     assert [len(each.samples) for each in (info, condition, engines)] == [449, 449 * 6, 449 * 2]
     assert info.samples[0].labels == {
         "namespace": "ns",
@@ -24,3 +36,7 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     shown = {(s.labels["type"], s.labels["status"]) for s in condition.samples if s.value == 1}
     assert shown == set(said)
     assert {(s.labels["state"], s.value) for s in engines.samples} == {("desired", 3), ("ready", 2)}
+
+    registry = CollectorRegistry()
+    registry.register(Collected(families))
+    assert "".join(pieces) == generate_latest(registry).decode()
