@@ -39,6 +39,11 @@ class LoadRates:
         self._turns[adapter] = turn
         return turn - now
 
+    def behind(self, pool: str, tenant: str, per_minute: int) -> bool:
+        """Return whether loads of the tenant wait for a token."""
+        last = self._next.get((pool, tenant), 0.0) - 60.0 / per_minute
+        return last > self._clock()
+
     def forget(self, adapter: str) -> None:
         """Drop the turn of an adapter that is gone."""
         self._turns.pop(adapter, None)

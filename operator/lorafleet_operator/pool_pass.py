@@ -21,14 +21,16 @@ from lorafleet_operator.orders import unload_request
 from lorafleet_operator.recycling import growth, loads
 from lorafleet_operator.report import routed
 from lorafleet_operator.route import route_pool
+from lorafleet_operator.tenant_usage import tenant_usage
 from lorafleet_operator.world import pool_engines
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, RoutingStatus
+    from lorafleet_operator.api.v1alpha1 import EnginePool, RoutingStatus, TenantUsage
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.placement import TenantRule
     from lorafleet_operator.world import EngineView
 
 _ORPHAN_DRAIN_SECONDS = 1
@@ -43,7 +45,24 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     now = datetime.now(UTC)
     views = pool_engines(pool, fleet.world, fleet.links)
     status = pool_status(pool, views, now, await keep_engines(pool, views, fleet, now))
+    status = status.model_copy(update={"tenants": tenants(pool, fleet)})
     return with_routing(pool, status, routing, problem)
+
+
+def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
+    """Return what the pool's tenants have by the plan as it is now; adapters that move are woken."""
+    planner = fleet.planner(pool.key)
+    if not pool.spec.tenants or not planner.members:
+        return []  # nobody has asked for a plan yet: the first adapter's pass does
+    planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
+    for key in planner.plan.settle():
+        fleet.wakeups.wake(key)
+
+    def throttled(tenant: str, rule: TenantRule) -> bool:
+        rate = rule.loads_per_minute
+        return rate is not None and fleet.load_rates.behind(pool.key, tenant, rate)
+
+    return tenant_usage(planner.plan, throttled)
 
 
 def with_routing(

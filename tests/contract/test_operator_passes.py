@@ -12,7 +12,6 @@ from lorafleet_operator import metrics
 from lorafleet_operator.api.v1alpha1 import DropUnmatched
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.pool_pass import reconcile_pool
-from lorafleet_operator.transfer.pacing import Paces, TokenBucket
 from operator_builders import adapter as built
 from operator_builders import pool
 from operator_rig import CASES, operator, ready
@@ -376,30 +375,3 @@ async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
         assert metrics.SOURCE_READ_BYTES.labels("volume")._value.get() == read
         assert metrics.TRANSFER_BYTES._value.get() == sent
         assert a.sidecar._transfer.forwarded_bytes + c.sidecar._transfer.forwarded_bytes > 0
-
-
-async def test_what_is_sent_draws_from_the_buckets_of_its_pool_its_tenant_and_its_namespace(
-    volume: Path, tmp_path: Path
-) -> None:
-    drawn: dict[float, int] = {}
-
-    class Bucket(TokenBucket):
-        async def take(self, amount: int) -> None:
-            drawn[self.rate] = drawn.get(self.rate, 0) + amount
-
-    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
-        op.fleet.paces = Paces(Bucket)
-        limits = {"maxBytesPerSecond": "2Mi", "maxBytesPerSecondPerNamespace": 1 << 20}
-        selector = {"names": ["team-a"]}
-        tenant = {
-            "name": "a",
-            "namespaceSelector": selector,
-            "quota": {"transferBytesPerSecond": "3Mi"},
-        }
-        op.fleet.world.pools["team-a"][:] = [pool(transfer=limits, tenants=[tenant])]  # type: ignore[index]
-        sent = metrics.TRANSFER_BYTES._value.get()
-        sql = await op.apply(op.adapter("sql"))
-        assert ready(sql)[0] == "True"
-        sent = metrics.TRANSFER_BYTES._value.get() - sent
-        assert sent > 0
-        assert drawn == {2 << 20: sent, 1 << 20: sent, 3 << 20: sent}

@@ -51,6 +51,8 @@ ANNOTATION_PREFIX: Final = GROUP
 MAX_SERVED_NAME: Final = 253
 MAX_STATUS_ENGINES: Final = 100
 """Longest list of engines in a status; counts beside the list stay exact (etcd limits objects)."""
+MAX_STATUS_TENANTS: Final = 50
+"""Longest list of tenants in a pool's status."""
 
 
 def default_served_name(namespace: str, name: str) -> str:

@@ -21,7 +21,7 @@ from .meta import ApiModel, ObjectMeta
 from .quantity import to_bytes
 from .routing import PoolRouting, RoutingStatus
 from .rules import validations
-from .tenants import Tenant, tenants_field
+from .tenants import Tenant, TenantUsage, tenants_field
 
 
 class EngineSelector(ApiModel):
@@ -175,6 +175,13 @@ class EnginePoolStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     """The first hundred engines of the pool, those with trouble first."""
+    tenants: list[TenantUsage] = Field(
+        default_factory=list,
+        max_length=names.MAX_STATUS_TENANTS,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    """What the tenants of spec.tenants have of what they may have: the first fifty that have adapters
+    here, those nearest to a limit first."""
     routing: RoutingStatus | None = None
     """The pool's own Service; not there without one."""
     recycling: Recycling | None = None

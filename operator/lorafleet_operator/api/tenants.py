@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from . import rules
-from .fields import DNS_LABEL, LABEL_VALUE, Int32, NamespaceName, quantity_field
+from .fields import DNS_LABEL, LABEL_VALUE, Int32, Int64, NamespaceName, quantity_field
 from .meta import ApiModel
 from .quantity import to_bytes
 from .rules import validations
@@ -128,6 +128,37 @@ class Tenant(ApiModel):
         if self.name == EVERYBODY and self.guarantee is not None:
             raise ValueError(rules.NO_GUARANTEE_FOR_ALL.message)
         return self
+
+
+class TenantUsage(ApiModel):
+    """What a tenant has, beside what it may have; limits are left out where there are none."""
+
+    name: str = Field(max_length=63, pattern=rf"^\*$|{DNS_LABEL}")
+    """Name of the entry in spec.tenants."""
+    namespace: NamespaceName | None = None
+    """Which of the namespaces that * is for; left out for others."""
+    adapters: Int32 = Field(default=0, ge=0)
+    """Adapters of the tenant that have engines."""
+    adapters_quota: Int32 | None = None
+    """Most of them."""
+    staged_bytes: Int64 = Field(default=0, ge=0)
+    """Arena bytes of the tenant's adapters on the engine that has most of them."""
+    staged_bytes_quota: Int64 | None = None
+    """Most of them on one engine."""
+    pinned_bytes: Int64 = Field(default=0, ge=0)
+    """Arena bytes of those that keep a GPU slot, on the engine that has most of them."""
+    pinned_bytes_quota: Int64 | None = None
+    """Most of them on one engine."""
+    slots: Int32 = Field(default=0, ge=0)
+    """Adapters that keep a GPU slot of their own, on the engine that has most of them."""
+    slots_quota: Int32 | None = None
+    """Most of them on one engine."""
+    guaranteed_slots: Int32 = Field(default=0, ge=0)
+    """Slots that every engine keeps for the tenant: fewer than the spec says where an engine has less."""
+    guaranteed_bytes: Int64 = Field(default=0, ge=0)
+    """Arena bytes that every engine keeps for the tenant."""
+    throttled: bool = False
+    """Whether loads of the tenant wait for its loadsPerMinute."""
 
 
 def tenants_field() -> Any:

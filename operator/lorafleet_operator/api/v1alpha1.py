@@ -52,7 +52,7 @@ from .source import (
     S3Source,
     VolumeSource,
 )
-from .tenants import NamespaceSelector, Tenant, TenantGuarantee, TenantQuota
+from .tenants import NamespaceSelector, Tenant, TenantGuarantee, TenantQuota, TenantUsage
 
 __all__ = [
     "AdapterEngine",
@@ -103,6 +103,7 @@ __all__ = [
     "Tenant",
     "TenantGuarantee",
     "TenantQuota",
+    "TenantUsage",
     "Tier",
     "TransferLimits",
     "VolumeSource",
