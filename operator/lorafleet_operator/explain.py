@@ -33,6 +33,7 @@ from lorafleet_operator.placement import (
     explanation,
     planned,
 )
+from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.tenants import tenancy_of
 from lorafleet_operator.world import World
 
@@ -93,7 +94,9 @@ def explain(files: Sequence[Path]) -> list[PoolExplanation]:
     unknown = {key for key in wanted if key not in pools or not pools[key].status.engines}
     grants = _parsed(documents, names.GRANT_KIND, AdapterGrant)
     if unknown:
-        found = asyncio.run(_from_cluster({key.partition("/")[0] for key in unknown}))
+        also = {names.owner_of(each.served_name) for each in adapters.values()}
+        also |= {each.metadata.namespace for each in adapters.values()}
+        found = asyncio.run(_from_cluster({key.partition("/")[0] for key in unknown}, also))
         pools = _over(_parsed(found, names.POOL_KIND, EnginePool), pools)
         adapters = _over(_parsed(found, names.ADAPTER_KIND, LoRAAdapter), adapters)
         grants = _parsed(found, names.GRANT_KIND, AdapterGrant) | grants
@@ -184,11 +187,7 @@ def _explain_pool(
 ) -> PoolExplanation:
     members = sorted((a for a in adapters if a.pool_key == key), key=lambda a: a.key)
     pool = world.pool(*key.split("/", 1))
-    barred = {
-        a.key: no
-        for a in members
-        if (no := refusal(world, a.metadata.namespace, key, a.served_name)) is not None
-    }
+    barred = _barred(key, world, adapters, created)
     if pool is None:
         lost = (Reason.POOL_NOT_FOUND, f"EnginePool {key} does not exist")
         unplaced = [Explanation(a.key, (), 0, barred.get(a.key, lost), ()) for a in members]
@@ -212,6 +211,41 @@ def _explain_pool(
     ]
     known = len(pool.status.engines)
     return PoolExplanation(key, True, known, pool.status.total_engines, tuple(explained))
+
+
+def _barred(
+    key: str, world: World, adapters: Iterable[LoRAAdapter], created: Mapping[str, str]
+) -> dict[str, tuple[Reason, str]]:
+    """Return why adapters of the pool are not in its plan: what they may not use, or an older one of
+    the same name in it or in a pool that shares engines with it."""
+    found = {}
+    claims: defaultdict[str, PoolPlanner] = defaultdict(PoolPlanner)
+    claimants = []
+    for each in adapters:
+        no = refusal(world, each.metadata.namespace, each.pool_key, each.served_name)
+        if no is not None:
+            found[each.key] = no
+        elif not each.metadata.deletion_timestamp:
+            claims[each.pool_key].claim(each.key, each.served_name, created.get(each.key, _NOW))
+            claimants.append(each)
+    rivals = [claims[rival] for rival in _sharing_engines(key, world) if rival in claims]
+    for each in claimants:
+        if each.pool_key != key:
+            continue
+        since = created.get(each.key, _NOW)
+        if owner := claims[key].claim(each.key, each.served_name, since, rivals):
+            text = f"served name {each.served_name} is taken by {owner}"
+            found[each.key] = (Reason.NAME_TAKEN, text)
+    return found
+
+
+def _sharing_engines(key: str, world: World) -> list[str]:
+    """Return the pools that have engines in common with this one."""
+    namespace, _, name = key.partition("/")
+    pools = world.pools.get(namespace) or ()
+    engines = {p.metadata.name: {each.pod_name for each in p.status.engines} for p in pools}
+    own = engines.pop(name, set())
+    return [f"{namespace}/{other}" for other, pods in engines.items() if pods & own]
 
 
 def _demand(adapter: LoRAAdapter, created: str) -> AdapterDemand:
@@ -287,8 +321,8 @@ def _parsed(documents: Iterable[dict[str, Any]], kind: str, model: type[_Kind]) 
     return found
 
 
-async def _from_cluster(namespaces: set[str]) -> list[dict[str, Any]]:
-    """Return what is in the namespaces; nothing without a cluster."""
+async def _from_cluster(namespaces: set[str], also: set[str]) -> list[dict[str, Any]]:
+    """Return what is in the namespaces; nothing without a cluster. `also`: see `everything`."""
     try:
         api = await reads.connect()
     except reads.BrokenConfig as error:
@@ -299,7 +333,7 @@ async def _from_cluster(namespaces: set[str]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for namespace in sorted(namespaces):
             try:
-                found += await reads.everything(api, namespace)
+                found += await reads.everything(api, namespace, also)
             except reads.NoAnswer as error:
                 raise InvalidManifest(f"namespace {namespace}: {error}") from None
         return found

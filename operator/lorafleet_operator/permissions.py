@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.conditions import Reason
+from lorafleet_operator.api.names import owner_of
 from lorafleet_operator.api.v1alpha1 import GrantedKind
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ def refusal(world: World, namespace: str, pool: str, served_name: str) -> tuple[
     owner, _, name = pool.partition("/")
     if owner != namespace and not _granted(world, owner, namespace, GrantedKind.ENGINE_POOL, name):
         return Reason.NOT_GRANTED, _missing(owner, namespace, GrantedKind.ENGINE_POOL, name)
-    prefix, slash, _ = served_name.partition("/")
-    if not slash or prefix == namespace or not world.is_namespace(prefix):
+    prefix = owner_of(served_name)
+    if prefix in ("", namespace) or not world.is_namespace(prefix):
         return None
     if _granted(world, prefix, namespace, GrantedKind.SERVED_NAME, served_name):
         return None

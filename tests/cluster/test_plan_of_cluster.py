@@ -10,9 +10,10 @@ import yaml
 from kubernetes.aio.config import kube_config
 from lorafleet_operator.cli import main
 from lorafleet_operator.kubectl.cli import main as kubectl_lora
-from resource_builders import adapter, path, pool
+from resource_builders import adapter, grant, path, pool
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kube_rest import KubeRest
@@ -139,3 +140,62 @@ def test_a_file_is_planned_beside_what_the_cluster_has_and_changes_nothing(
     chosen = {each["adapter"]: each["chosen"] for each in found["adapters"]}
     assert chosen == {f"{live}/sql": ["engine-1"], f"{live}/urgent": ["engine-0"]}
     assert kube.get(path("LoRAAdapter", live))["items"] == before
+
+
+@pytest.fixture
+def guest(kube: KubeRest, namespace: str) -> Iterator[str]:
+    """A namespace of the same tenant as its adapters, which the pool's namespace lets in."""
+    name = f"{namespace}-guest"
+    kube.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"team": "guests"}}})
+    kube.create(path("AdapterGrant", namespace), grant(**{"from": [{"namespace": name}]}))
+    yield name
+    kube.delete(f"/api/v1/namespaces/{name}")
+
+
+def test_adapters_of_other_namespaces_their_tenants_and_names_count_as_for_the_operator(
+    guest: str,
+    namespace: str,
+    kube: KubeRest,
+    cluster: LocalCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
+    labels = {"matchLabels": {"team": "guests"}}
+    tenant = {"name": "guests", "namespaceSelector": labels, "quota": {"adapters": 1}}
+    kube.create(path("EnginePool", namespace), pool(tenants=[tenant]))
+    kube.merge(
+        path("EnginePool", namespace, "main", "status"),
+        {"status": {"totalEngines": 1, "engines": [ENGINES[1]]}},
+    )
+    there = {"poolRef": {"name": "main", "namespace": namespace}}
+    kube.create(path("LoRAAdapter", guest), adapter("first", **there))
+    taken = {"servedName": f"{guest}/first"}
+    kube.create(path("LoRAAdapter", namespace), adapter("thief", **taken))
+    more: dict[str, Any] = adapter("more", **there)
+    more["metadata"]["namespace"] = guest
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(more))
+    assert main(["plan", "-o", "json", "-f", str(tmp_path / "more.yaml")]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["pools"]
+    told = {each["adapter"]: (each["chosen"], each["blocked"]) for each in found["adapters"]}
+    missing = f"namespace {guest} holds no AdapterGrant from namespace {namespace} to ServedName"
+    assert told == {
+        f"{guest}/first": (["engine-1"], None),
+        f"{guest}/more": (
+            [],
+            {"reason": "QuotaExceeded", "message": "tenant guests has 1 of 1 adapters"},
+        ),
+        f"{namespace}/thief": (
+            [],
+            {"reason": "NotGranted", "message": f"{missing} {guest}/first"},
+        ),
+    }
+    where = ["--kubeconfig", str(cluster.kubeconfig), "-o", "json"]
+    for key, (chosen, blocked) in told.items():
+        of, _, name = key.partition("/")
+        if name == "more":
+            continue  # it does not exist yet
+        assert kubectl_lora(["why", name, "-n", of, *where]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["chosen"], plan["blocked"]) == (chosen, blocked)

@@ -60,6 +60,12 @@ def default_served_name(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
+def owner_of(served_name: str) -> str:
+    """Return the namespace that owns such a name if there is one of that name, "" for nobody's."""
+    prefix, slash, _ = served_name.partition("/")
+    return prefix if slash else ""
+
+
 def pool_key(namespace: str, name: str) -> str:
     """Return what identifies a pool: also one that does not exist, which adapters may name."""
     return f"{namespace}/{name}"

@@ -23,7 +23,7 @@ from lorafleet_operator.cluster.requests import ask, path
 from lorafleet_operator.traffic import Said
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """What to accept as an answer in place of the object."""
@@ -179,20 +179,29 @@ def _client() -> client.ApiClient:
         raise BrokenConfig(f"the kubeconfig's certificates cannot be used: {error}") from None
 
 
-async def everything(api: client.ApiClient, namespace: str) -> list[dict[str, Any]]:
+async def everything(
+    api: client.ApiClient, namespace: str, also: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Return the pools, adapters and grants of a namespace, as the API server gives them.
 
-    Adapters of namespaces that its grants name come too, and the namespaces themselves, as far as
-    they may be read. Raises NoAnswer.
+    As far as they may be read, there come too: adapters of namespaces that its grants name, grants
+    of namespaces that own the names of these adapters (names.owner_of) and of those in `also`, and
+    all these namespaces themselves. Raises NoAnswer.
     """
     found = await _all(api, namespace, names.POOL_PLURAL, names.POOL_KIND)
-    found += await _all(api, namespace, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+    adapters = await _all(api, namespace, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
     grants = await _all(api, namespace, names.GRANT_PLURAL, names.GRANT_KIND)
     guests = {each["namespace"] for grant in grants for each in grant["spec"]["from"]}
     for guest in sorted(guests - {namespace}):
         with suppress(NoAnswer):
-            found += await _all(api, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
-    for each in sorted({namespace, *guests}):
+            adapters += await _all(api, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+    served = (each["spec"].get("servedName") or "" for each in adapters)
+    owners = {*also, *map(names.owner_of, served)} - {"", namespace}
+    for owner in sorted(owners):
+        with suppress(NoAnswer):
+            grants += await _all(api, owner, names.GRANT_PLURAL, names.GRANT_KIND)
+    found += adapters
+    for each in sorted({namespace, *guests, *owners}):
         with suppress(client.ApiException, ClientError):
             read = await ask(api, "GET", path(_NAMESPACES, name=each))
             metadata = {"name": each, "labels": read["metadata"].get("labels") or {}}
