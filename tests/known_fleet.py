@@ -47,9 +47,14 @@ class Sleeper:
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
+        self.cuts = 0
 
     def wake(self, *, news: bool = False) -> None:
         self.woken.set()
+
+    def cut(self) -> None:
+        self.cuts += 1
+        self.wake()
 
 
 @dataclass

@@ -107,7 +107,7 @@ class Facts:
     @property
     def routing_unknown(self) -> bool:
         """Whether the pass could not tell what leads requests to the engines."""
-        return self.paused or self.pool is None
+        return self.paused or (self.pool is None and self.forbidden is None)
 
     @property
     def key(self) -> str:
@@ -116,8 +116,12 @@ class Facts:
 
     @property
     def paused(self) -> bool:
-        """Whether the adapter's annotation asks to observe and report only."""
-        return self.adapter.metadata.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+        """Whether the adapter's annotation asks to observe and report only.
+
+        It cannot keep what another namespace has taken back.
+        """
+        asked = self.adapter.metadata.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+        return asked and self.forbidden is None
 
     @property
     def pinned(self) -> bool:

@@ -249,7 +249,8 @@ class Fleet:
         planner = self.planner(known.pool)
         if gone:
             planner.forget(known.key)
-            self.load_rates.forget(known.key)
+            tenant = self.tenant(known.pool, known.demand.namespace)
+            self.load_rates.forget(known.pool, tenant, known.key)
         else:
             planner.note(known, barred=self.barred(known))
         pool = self.world.pool(*known.pool.split("/", 1))
@@ -264,14 +265,20 @@ class Fleet:
         return refusal(self.world, *about) is not None
 
     def grants_changed(self, namespace: str) -> None:
-        """Wake adapters of other namespaces that use what the grants of this one are about."""
+        """Wake adapters of other namespaces that use what the grants of this one are about.
+
+        A pass over one that may not be served any more does not go on: it might be a long transfer.
+        """
         for pool, adapters in self.world.adapters.items():
             ours = pool.startswith(f"{namespace}/")
             for known in adapters:
                 if known.demand.namespace != namespace and (
                     ours or known.served_name.startswith(f"{namespace}/")
                 ):
-                    self.wakeups.wake(known.key, news=True)
+                    if self.barred(known):
+                        self.wakeups.cut(known.key)
+                    else:
+                        self.wakeups.wake(known.key, news=True)
 
     def namespace_changed(self, name: str, *, new: bool) -> None:
         """Let pools look again whose tenant it is; a new one owns the names that begin with it."""
@@ -288,6 +295,7 @@ class Fleet:
         self.released.discard(uid)
         self.bodies.drop(uid)
         self.memory.forget(uid)
+        self.router.forget(key, uid)
         self.secrets.follow(key, None)
 
     async def close(self) -> None:

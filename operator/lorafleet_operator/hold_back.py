@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from lorafleet_operator import rollout
@@ -28,7 +27,7 @@ def hold_back(facts: Facts, fleet: Fleet) -> None:
     if seconds:
         loads = f"{rule.loads_per_minute} loads a minute"
         facts.held_back = f"tenant {name_of(tenant)} has {loads}, all are taken for now"
-        asyncio.get_running_loop().call_later(seconds, fleet.wakeups.wake, facts.key)
+        fleet.wakeups.later(facts.key, seconds)
 
 
 def _would_load(facts: Facts) -> bool:

@@ -6,6 +6,7 @@ waits keeps its turn, so that a tenant's loads are not decided by who asks most 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,39 +16,56 @@ BURST_SECONDS: Final = 10.0
 """What an idle tenant saves up, in seconds of its rate; at least one load."""
 
 
+@dataclass
+class _Bucket:
+    """What one tenant of one pool may load."""
+
+    per_minute: int
+    next: float = float("-inf")
+    """When a token is free."""
+    turns: dict[str, float] = field(default_factory=dict)
+    """When each adapter that waits may use the token that it has taken."""
+
+
 class LoadRates:
     """The buckets of all tenants. `clock`: seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._next: dict[tuple[str, str], float] = {}  # pool, tenant -> when a token is free
-        self._turns: dict[str, float] = {}  # adapter -> when its turn is
+        self._buckets: dict[tuple[str, str], _Bucket] = {}  # by pool and tenant
 
     def wait(self, pool: str, tenant: str, adapter: str, per_minute: int) -> float:
         """Take a token for a load of the adapter; return the seconds until it may be used.
 
-        0: now. Else nothing is loaded; the next call that is not too early returns 0.
+        0: now. Else nothing is loaded; the next call that is not too early returns 0. Another rate
+        begins anew: who waits by the old one does not have to.
         """
         now, each = self._clock(), 60.0 / per_minute
-        turn = self._turns.pop(adapter, None)
+        bucket = self._buckets.get((pool, tenant))
+        if bucket is None or bucket.per_minute != per_minute:
+            bucket = self._buckets[pool, tenant] = _Bucket(per_minute)
+        turn = bucket.turns.pop(adapter, None)
         if turn is None:
-            saved = max(BURST_SECONDS - each, 0.0)
-            turn = max(self._next.get((pool, tenant), now - saved), now - saved)
-            self._next[pool, tenant] = turn + each
+            turn = max(bucket.next, now - max(BURST_SECONDS - each, 0.0))
+            bucket.next = turn + each
         if turn <= now:
             return 0.0
-        self._turns[adapter] = turn
+        bucket.turns[adapter] = turn
         return turn - now
 
     def behind(self, pool: str, tenant: str, per_minute: int) -> bool:
         """Return whether loads of the tenant wait for a token."""
-        last = self._next.get((pool, tenant), 0.0) - 60.0 / per_minute
-        return last > self._clock()
+        bucket = self._buckets.get((pool, tenant))
+        if bucket is None or bucket.per_minute != per_minute:
+            return False
+        return bucket.next - 60.0 / per_minute > self._clock()
 
-    def forget(self, adapter: str) -> None:
+    def forget(self, pool: str, tenant: str, adapter: str) -> None:
         """Drop the turn of an adapter that is gone."""
-        self._turns.pop(adapter, None)
+        bucket = self._buckets.get((pool, tenant))
+        if bucket is not None:
+            bucket.turns.pop(adapter, None)
 
     def keep_pools(self, pools: set[str]) -> None:
         """Drop the buckets of pools that are not among `pools`."""
-        self._next = {key: when for key, when in self._next.items() if key[0] in pools}
+        self._buckets = {key: each for key, each in self._buckets.items() if key[0] in pools}

@@ -55,14 +55,19 @@ VerdictKey = tuple[str, str, bool, "EngineProfile"]
 """Adapter (its name is in the texts), fingerprint, whether a base mismatch is allowed, profile."""
 
 
+_Subject = tuple[str, int, str]
+"""Engine (pod UID and start of vLLM), generation of the spec, fingerprint of the content."""
+
+
 class Memory:
     """Caches of looks, verdicts and final refusals."""
 
     def __init__(self) -> None:
         self._looks: dict[str, Look] = {}
         self._verdicts: OrderedDict[VerdictKey, Verdict] = OrderedDict()
-        self._refusals: dict[str, dict[str, tuple[int, str, LorafleetError]]] = {}
-        self._failures: dict[str, dict[str, tuple[int, str, int]]] = {}
+        # By the adapter's UID, then by the pod's: what an engine that is no more has said is replaced.
+        self._refusals: dict[str, dict[str, tuple[_Subject, LorafleetError]]] = {}
+        self._failures: dict[str, dict[str, tuple[_Subject, int]]] = {}
 
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
         """Return the last look at the adapter's source if it still counts.
@@ -119,36 +124,38 @@ class Memory:
         self, uid: str, engine: str, generation: int, fingerprint: str
     ) -> LorafleetError | None:
         """Return the engine's final refusal of this content under this spec."""
-        found = self._refusals.get(uid, {}).get(engine)
-        if found is None or found[:2] != (generation, fingerprint):
-            return None
-        return found[2]
+        found = self._refusals.get(uid, {}).get(_pod(engine))
+        about = (engine, generation, fingerprint)
+        return found[1] if found is not None and found[0] == about else None
 
     def refusing(self, uid: str) -> set[str]:
         """Return the UIDs of the pods whose engines have refused anything of the adapter."""
-        engines = (*self._refusals.get(uid, ()), *self._failures.get(uid, ()))
-        return {engine.partition("/")[0] for engine in engines}
+        return {*self._refusals.get(uid, ()), *self._failures.get(uid, ())}
 
     def count_failure(self, uid: str, engine: str, generation: int, fingerprint: str) -> None:
         """Count a load of this content that the engine refused in a way that may pass."""
-        counts = self._failures.setdefault(uid, {})
-        before = counts.get(engine)
-        tries = before[2] if before and before[:2] == (generation, fingerprint) else 0
-        counts[engine] = (generation, fingerprint, tries + 1)
+        tries = self.failures_of(uid, engine, generation, fingerprint)
+        about = (engine, generation, fingerprint)
+        self._failures.setdefault(uid, {})[_pod(engine)] = (about, tries + 1)
 
     def failures_of(self, uid: str, engine: str, generation: int, fingerprint: str) -> int:
         """Return how often the engine has refused this content in a way that may pass."""
-        found = self._failures.get(uid, {}).get(engine)
-        return found[2] if found and found[:2] == (generation, fingerprint) else 0
+        found = self._failures.get(uid, {}).get(_pod(engine))
+        return found[1] if found and found[0] == (engine, generation, fingerprint) else 0
 
     def keep_refusal(
         self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError
     ) -> None:
         """Keep a final refusal, so that the content is not sent there again."""
-        self._refusals.setdefault(uid, {})[engine] = (generation, fingerprint, error)
+        about = (engine, generation, fingerprint)
+        self._refusals.setdefault(uid, {})[_pod(engine)] = (about, error)
 
     def forget(self, uid: str) -> None:
         """Drop all about an adapter that is gone."""
         self._looks.pop(uid, None)
         self._refusals.pop(uid, None)
         self._failures.pop(uid, None)
+
+
+def _pod(engine: str) -> str:
+    return engine.partition("/")[0]

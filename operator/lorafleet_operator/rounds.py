@@ -72,6 +72,12 @@ class Round:
         self.news |= news
         self._rounds.woken(self)
 
+    def cut(self) -> None:
+        """End the pass that runs now: what it does is not wanted any more. Another one follows."""
+        self.wake(news=True)
+        if self.task is not None:
+            self.task.cancel()
+
     def begins(self) -> None:
         """Note that a pass looks at everything now: who wakes later wants another."""
         self.due = math.inf
@@ -124,12 +130,10 @@ class Rounds:
             self._set_due(found, 0.0)
 
     def cut(self, uid: str) -> None:
-        """End the pass that runs now: what it does is not wanted any more. Another one follows."""
+        """End the pass over the object that runs now; see Round."""
         found = self._rounds.get(uid)
         if found is not None:
-            found.wake(news=True)
-            if found.task is not None:
-                found.task.cancel()
+            found.cut()
 
     def start(self) -> None:
         """Begin with passes; what was added before waits for this."""

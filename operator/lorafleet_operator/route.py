@@ -13,6 +13,7 @@ from lorafleet_operator.routing.objects import pool_service
 
 if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter, LoRAAdapterStatus
+    from lorafleet_operator.cluster.owned import Key
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
 
@@ -26,13 +27,15 @@ async def route(facts: Facts, fleet: Fleet, status: LoRAAdapterStatus | None = N
         return
     intent = intended(facts, status or facts.adapter.status)
     if intent is None:
-        await withdraw(facts.adapter, fleet)
+        facts.routing_problem = await withdraw(facts.adapter, fleet)
+        facts.routing = facts.adapter.status.routing if facts.routing_problem else None
         return
     facts.routing = RoutingStatus(
         service=service_name(Role.ADAPTER, intent.name),
         http_route=service_name(Role.ADAPTER, intent.name) if intent.http_route else "",
     )
-    facts.routing_problem = await fleet.router.show(intent)
+    gone = () if intent.http_route else _said_routes(facts.adapter)
+    facts.routing_problem = await fleet.router.show(intent, gone)
 
 
 async def route_pool(
@@ -53,13 +56,20 @@ async def route_pool(
     return None, None
 
 
-async def withdraw(adapter: LoRAAdapter, fleet: Fleet) -> None:
-    """Take away what leads requests to the adapter's engines, if there is any."""
+async def withdraw(adapter: LoRAAdapter, fleet: Fleet) -> NotWritten | None:
+    """Take away what leads requests to the adapter's engines; return what could not be."""
     metadata, said = adapter.metadata, adapter.status.routing
     if said is None and not fleet.router.owned.of(metadata.uid):
-        return
-    routes = [(ROUTE, metadata.namespace, said.http_route)] if said and said.http_route else []
-    await fleet.router.withdraw(adapter.key, metadata.uid, routes)
+        return None
+    return await fleet.router.withdraw(adapter.key, metadata.uid, _said_routes(adapter))
+
+
+def _said_routes(adapter: LoRAAdapter) -> list[Key]:
+    """Return the HTTPRoute that the status names: no watch tells of it after a restart."""
+    said = adapter.status.routing
+    return (
+        [(ROUTE, adapter.metadata.namespace, said.http_route)] if said and said.http_route else []
+    )
 
 
 def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
@@ -88,7 +98,8 @@ def intended(facts: Facts, status: LoRAAdapterStatus) -> Intent | None:
         trial=trial.digest if trial else "",
         percent=trial.traffic_percent if trial and not trial.promoted else None,
         split=bool(wish.http_route and canary and canary.traffic_percent),
-        http_route=_http_route(adapter),
+        # A route matches by the name, and who has lost that must not take its owner's requests.
+        http_route=None if lost_name else _http_route(adapter),
     )
 
 

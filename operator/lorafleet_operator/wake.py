@@ -15,6 +15,9 @@ class Wakeable(Protocol):
     def wake(self, *, news: bool = False) -> None:
         """Look soon; at once if people have changed something (`news`)."""
 
+    def cut(self) -> None:
+        """Leave off what is done now, and look at once."""
+
 
 class Seen:
     """What people last said of each object: all that a pass depends on but the status."""
@@ -53,6 +56,11 @@ class Wakeups:
         """
         for each in self._by_key.get(key, ()):
             each.wake(news=news)
+
+    def cut(self, key: str) -> None:
+        """Make those of `key` leave off what they do, and look at once."""
+        for each in self._by_key.get(key, ()):
+            each.cut()
 
     def later(self, key: str, seconds: float) -> None:
         """Wake those of `key` in so many seconds; a later call takes the place of an earlier."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator import term
@@ -29,12 +31,24 @@ if TYPE_CHECKING:
     from lorafleet_operator.holders import Holders
     from lorafleet_operator.transfer.links import Links
 
-    from .endpoints import Endpoint, Intent
+    from .endpoints import Intent
     from .objects import Json
 
 _LOG: Final = logging.getLogger(__name__)
 _GATHER_SECONDS: Final = 0.1
 _AT_ONCE: Final = 8
+
+
+@dataclass(eq=False)
+class _Shown:
+    """One adapter that is routed."""
+
+    intent: Intent
+    term: term.Term
+    """In which the pass ran that said so."""
+    named: frozenset[str] = frozenset()
+    """Pods (UIDs) that its Service names."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Router:
@@ -47,39 +61,43 @@ class Router:
         self._links = links
         self._holders = holders
         self._pods = pods
-        self._intents: dict[str, Intent] = {}
-        self._terms: dict[str, term.Term] = {}
+        self._shown: dict[str, _Shown] = {}
         self._named: defaultdict[str, set[str]] = defaultdict(set)  # pod UID -> adapters
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._changed: set[str] = set()
         self._settling: asyncio.Task[None] | None = None
 
-    async def show(self, intent: Intent) -> NotWritten | None:
-        """Route an adapter from now on as `intent` says; return what could not be written."""
-        self._intents[intent.key] = intent
-        self._terms[intent.key] = term.current() or term.Term()
-        return await self._settle(intent.key)
+    async def show(self, intent: Intent, gone: Iterable[Key] = ()) -> NotWritten | None:
+        """Route an adapter from now on as `intent` says; return what could not be written.
+
+        `gone`: HTTPRoutes that it may have from before.
+        """
+        shown = self._shown.setdefault(intent.key, _Shown(intent, term.Term()))
+        shown.intent, shown.term = intent, term.current() or term.Term()
+        return await self._settle(shown, gone)
 
     async def withdraw(self, key: str, uid: str, routes: Iterable[Key] = ()) -> NotWritten | None:
         """Take away what the adapter has; `routes`: HTTPRoutes that it may have beside what is known."""
-        self._intents.pop(key, None)
-        self._terms.pop(key, None)
-        async with self._locks[key]:
-            gone = [*self.owned.of(uid), *routes]
+        shown = self._shown.get(key)
+        self.forget(key, uid)
+        async with shown.lock if shown else nullcontext():
             try:
-                # The routes first: they must not lead to Services that are gone.
-                for each in sorted(set(gone), key=lambda k: (k[0] != ROUTE, k)):
-                    await self.owned.remove(each)
+                await self._remove({*self.owned.of(uid), *routes})
             except NotWritten as error:
                 return error
-        self._locks.pop(key, None)
         return None
+
+    def forget(self, key: str, uid: str) -> None:
+        """Keep nothing of the adapter up to date any more."""
+        shown = self._shown.get(key)
+        if shown is not None and shown.intent.uid == uid:
+            self._note_named(shown, frozenset())
+            del self._shown[key]
 
     def concerns(self, adapters: Iterable[str], uid: str = "") -> None:
         """Look again at those of these adapters that are routed, and those that name the pod."""
-        if not self._intents:
+        if not self._shown:
             return
-        self._changed |= self._intents.keys() & {*adapters, *self._named.get(uid, ())}
+        self._changed |= self._shown.keys() & {*adapters, *self._named.get(uid, ())}
         if self._changed and self._settling is None:
             self._settling = asyncio.create_task(self._settle_changed(), name="routes")
 
@@ -93,13 +111,17 @@ class Router:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def settle(key: str) -> None:
-            try:
-                async with limit:
-                    with self._terms[key].acting():
-                        problem = await self._settle(key)
-            except (KeyError, term.TermOver):  # withdrawn, or another operator's by now
-                self._intents.pop(key, None)
-                return
+            async with limit:
+                shown = self._shown.get(key)
+                if shown is None:
+                    return
+                try:
+                    with shown.term.acting():
+                        problem = await self._settle(shown)
+                except term.TermOver:
+                    if shown.term.left() <= 0:  # no pass of a later term has shown it meanwhile
+                        self.forget(key, shown.intent.uid)
+                    return
             if problem is not None:
                 _LOG.warning("%s: %s: %s", key, problem.reason, problem)
 
@@ -111,26 +133,32 @@ class Router:
         finally:
             self._settling = None
 
-    async def _settle(self, key: str) -> NotWritten | None:
+    async def _settle(self, shown: _Shown, gone: Iterable[Key] = ()) -> NotWritten | None:
         """Write what differs for one adapter; return what could not be."""
-        async with self._locks[key]:
-            intent = self._intents.get(key)
-            if intent is None:
-                return None
+        async with shown.lock:
+            if self._shown.get(shown.intent.key) is not shown:
+                return None  # withdrawn
             try:
-                await self._write(intent)
+                await self._remove(gone)
+                await self._write(shown)
             except NotWritten as error:
                 return error
         return None
 
-    async def _write(self, intent: Intent) -> None:
+    async def _remove(self, keys: Iterable[Key]) -> None:
+        """Delete these objects, the routes first: they must not lead to Services that are gone."""
+        for key in sorted(keys, key=lambda k: (k[0] != ROUTE, k)):
+            await self.owned.remove(key)
+
+    async def _write(self, shown: _Shown) -> None:
+        intent = shown.intent
         there = self.owned.of(intent.uid)
         slices = {role: _slices(there, service_name(role, intent.name)) for role in Role}
         before = {
             role: {u for uids in each.values() for u in uids} for role, each in slices.items()
         }
         groups = named(intent, self._backends(intent, before[Role.ADAPTER]), before)
-        self._note_named(intent.key, before[Role.ADAPTER], groups[Role.ADAPTER])
+        self._note_named(shown, frozenset(each.uid for each in groups[Role.ADAPTER]))
         wanted: dict[Key, Json] = {}
         last: list[Json] = []  # slices that lose engines: once the route leads elsewhere
         for role, endpoints in groups.items():
@@ -153,8 +181,7 @@ class Router:
                 await self.owned.put(body)
         for body in last:
             await self.owned.put(body)
-        for key in sorted(there.keys() - wanted.keys(), key=lambda k: (k[0] != ROUTE, k)):
-            await self.owned.remove(key)
+        await self._remove(there.keys() - wanted.keys())
         if missing:
             text = "the cluster has no HTTPRoute of gateway.networking.k8s.io/v1"
             raise NotWritten(Reason.GATEWAY_API_MISSING, text)
@@ -177,11 +204,12 @@ class Router:
             found.append(Backend(pod, heard, digest))
         return found
 
-    def _note_named(self, key: str, before: set[str], now: Iterable[Endpoint]) -> None:
-        named_now = {each.uid for each in now}
-        for uid in named_now:
+    def _note_named(self, shown: _Shown, now: frozenset[str]) -> None:
+        key, before = shown.intent.key, shown.named
+        shown.named = now
+        for uid in now - before:
             self._named[uid].add(key)
-        for uid in before - named_now:
+        for uid in before - now:
             self._named[uid].discard(key)
             if not self._named[uid]:
                 del self._named[uid]

@@ -1,8 +1,8 @@
-"""How long what a look at a source found counts."""
+"""How long what a look at a source found counts, and what an engine refused."""
 
 from __future__ import annotations
 
-from lorafleet.errors import SourceUnavailable
+from lorafleet.errors import EngineRejected, SourceUnavailable
 from lorafleet_operator.memory import Look, Memory
 
 
@@ -19,3 +19,19 @@ def test_a_failed_look_counts_for_its_patience_and_failures_are_counted_for_one_
     assert memory.failures("uid", 1) == 0
     assert memory.look("uid", 1, 1e9, poll_seconds=0) is found
     assert memory.look("uid", 1, 260.0, poll_seconds=60) is None
+
+
+def test_what_an_engine_refuses_counts_until_it_starts_again_and_is_kept_once() -> None:
+    memory, error = Memory(), EngineRejected("no room")
+    for start in range(50):
+        engine = f"pod/{start}"
+        memory.keep_refusal("uid", engine, 1, "fp", error)
+        memory.count_failure("uid", engine, 1, "fp")
+        assert memory.refusal("uid", engine, 1, "fp") is error
+        assert memory.failures_of("uid", engine, 1, "fp") == 1
+        assert memory.refusal("uid", f"pod/{start - 1}", 1, "fp") is None
+    memory.count_failure("uid", "pod/49", 1, "fp")
+    assert memory.failures_of("uid", "pod/49", 1, "fp") == 2
+    assert memory.failures_of("uid", "pod/49", 2, "fp") == 0
+    assert memory.refusing("uid") == {"pod"}
+    assert [len(each["uid"]) for each in (memory._refusals, memory._failures)] == [1, 1]

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from known_fleet import Sleeper
+from kubernetes.aio.client import ApiClient
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.v1alpha1 import AdapterGrant
+from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.permissions import refusal
+from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.world import World
+from operator_builders import known, pool
 
 
 def grant(*to: dict[str, str], namespace: str = "infra", of: str = "team-a") -> AdapterGrant:
@@ -96,3 +101,23 @@ def test_a_namespace_is_known_by_what_is_in_it_where_namespaces_are_not_watched(
     there = World({}, {}, {}, {"team-b": ["team-b/x"]}, ())
     assert refusal(there, "team-a", "team-a/pool", "team-b/chat")
     assert refusal(World({}, {}, {}, {}, ()), "team-a", "team-a/pool", "team-b/chat") is None
+
+
+async def test_a_grant_that_is_taken_back_ends_the_passes_that_use_it_and_no_others() -> None:
+    """Of team-a are the adapters; sql is in another namespace's pool and chat has its name."""
+    adapters = {
+        "infra/gpus": [known("sql", poolRef={"name": "gpus", "namespace": "infra"})],
+        "team-a/pool": [known("chat", servedName="infra/chat"), known("own")],
+    }
+    grants = {"infra": [grant({"kind": "ServedName"})]}
+    there = World({}, {"team-a": [pool()]}, adapters, {"infra": ["infra/x"]}, (), grants)
+    sleepers = {f"team-a/{name}": Sleeper() for name in ("sql", "chat", "own")}
+    async with ApiClient() as api:
+        fleet = Fleet(OperatorSettings(), there, api)
+        for key, sleeper in sleepers.items():
+            fleet.wakeups.add(key, sleeper)
+        fleet.grants_changed("infra")
+        await fleet.links.close()
+    assert {key for key, each in sleepers.items() if each.cuts} == {"team-a/sql"}
+    woken = {key for key, each in sleepers.items() if each.woken.is_set()}
+    assert woken == {"team-a/sql", "team-a/chat"}

@@ -104,10 +104,16 @@ def test_an_idle_tenant_saves_up_little() -> None:
     first = [rates.wait("p", "a", f"a/{n}", 60) for n in range(12)]
     assert first == [0.0] * 10 + [1.0, 2.0]
     now += 3600
-    rates.forget("a/10")
-    rates.forget("a/11")
+    rates.forget("p", "a", "a/10")
+    rates.forget("p", "a", "a/11")
     again = [rates.wait("p", "a", f"a/{n}", 60) for n in range(12)]
     assert again == first
+
+
+def test_another_rate_counts_at_once_also_for_those_that_wait() -> None:
+    rates = LoadRates(lambda: 1000.0)
+    assert [rates.wait("p", "a", f"a/{n}", 1) for n in range(3)] == [0.0, 60.0, 120.0]
+    assert [rates.wait("p", "a", f"a/{n}", 60) for n in range(1, 3)] == [0.0, 0.0]
 
 
 async def test_places_go_round_between_the_sides_that_wait() -> None:

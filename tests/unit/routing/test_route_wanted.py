@@ -60,6 +60,26 @@ def test_what_is_told_of_an_adapter() -> None:
     )
 
 
+def test_who_has_lost_the_name_has_no_route_that_matches_it() -> None:
+    found = facts({"httpRoute": GATEWAY})
+    found.placed = Placed(blocked=(Reason.NAME_TAKEN, "taken"), lost_name=True)
+    intent = intended(found, found.adapter.status)
+    assert intent is not None
+    assert intent.http_route is None
+    assert intent.leaving == {"uid-engine-0"}
+
+
+def test_what_is_not_granted_is_not_routed_and_is_not_kept_by_a_pause() -> None:
+    found = facts({"httpRoute": GATEWAY})
+    found.adapter.metadata.annotations["lorafleet.dev/paused"] = "true"
+    assert found.paused
+    assert found.routing_unknown
+    found.forbidden, found.pool = (Reason.NOT_GRANTED, "no grant"), None
+    assert not found.paused
+    assert not found.routing_unknown
+    assert intended(found, found.adapter.status) is None
+
+
 def test_an_engine_that_is_about_to_let_go_is_told() -> None:
     found = facts({"service": True})
     found.engines.append(engine("engine-1", loaded(), staged=[staged()]))
