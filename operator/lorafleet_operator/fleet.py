@@ -258,6 +258,8 @@ class Fleet:
         for each in (planner, *rivals):
             for other in each.claimants(known.served_name):
                 self.wakeups.wake(other)
+        if pool is None and not self.world.adapters.get(known.pool):
+            self._planners.pop(known.pool, None)  # people may name any pool
 
     def barred(self, known: KnownAdapter) -> bool:
         """Return whether the adapter may not be served by its pool, or under its name."""
@@ -280,9 +282,12 @@ class Fleet:
                     else:
                         self.wakeups.wake(known.key, news=True)
 
-    def namespace_changed(self, name: str, *, new: bool) -> None:
-        """Let pools look again whose tenant it is; a new one owns the names that begin with it."""
-        if new:
+    def namespace_changed(self, name: str, *, names_too: bool) -> None:
+        """Let pools look again whose tenant it is.
+
+        names_too: it came or went, and with it the right to the names that begin with it.
+        """
+        if names_too:
             self.grants_changed(name)
         for pools in self.world.pools.values():
             for pool in pools:

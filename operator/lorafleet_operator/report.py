@@ -99,8 +99,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         last = condition(
             ConditionType.READY, False, Reason.LOADING, text, generation=generation, now=now
         )
-    on_trial = course.trying is not None and last.status == "True"
-    if on_trial and course.trial is not None:
+    if course.trying and course.trial is not None and last.status == "True":
         last = condition(
             ConditionType.READY,
             False,

@@ -71,6 +71,8 @@ def chart(facts: Facts, now: datetime) -> Course:
     if spec is None or (before is not None and before.promoted):
         return Course(newest, stable, trial=before if spec is not None else None)
     candidates = _candidates(facts, newest)
+    if not candidates:  # asleep, or nowhere for now
+        return Course(newest, stable, before, frozenset())
     trying = canary.choose(candidates, spec.engines_of(len(candidates)))
     trial = canary.watch(
         spec,

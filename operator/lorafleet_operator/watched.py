@@ -88,6 +88,7 @@ class Watched:
         self._living: set[str] = set()
         self._grants: Grouped[AdapterGrant] = Grouped()
         self._namespaces: dict[str, dict[str, str]] = {}  # labels by name
+        self._namespace_names: dict[str, str] = {}  # by UID
         self.world = World(
             self._pods,
             self._pools,
@@ -167,7 +168,7 @@ class Watched:
         elif place[0] == names.GRANT_PLURAL:
             self._put_grant(uid, body)
         elif place[0] == NAMESPACES:
-            self._put_namespace(body)
+            self._put_namespace(uid, body)
         else:
             self._put_route(uid, {**body, "kind": _ROUTES[place[0]]})
 
@@ -179,7 +180,8 @@ class Watched:
                 self._route_changed(route, gone=True)
             return
         if place[0] == NAMESPACES:
-            return  # it is empty before it goes, and one of its name may come again
+            self._lose_namespace(uid)
+            return
         if place[0] == names.GRANT_PLURAL:
             grant = self._grants.drop(uid)
             if grant is not None and self.complete:
@@ -235,12 +237,22 @@ class Watched:
         if self.complete:
             self._fleet.grants_changed(namespace)
 
-    def _put_namespace(self, body: dict[str, Any]) -> None:
+    def _put_namespace(self, uid: str, body: dict[str, Any]) -> None:
         name, labels = body["metadata"]["name"], body["metadata"].get("labels") or {}
+        self._namespace_names[uid] = name
         before = self._namespaces.get(name)
         self._namespaces[name] = labels
         if before != labels and self.complete:
-            self._fleet.namespace_changed(name, new=before is None)
+            self._fleet.namespace_changed(name, names_too=before is None)
+
+    def _lose_namespace(self, uid: str) -> None:
+        """Forget a namespace, unless there is another one of its name by now."""
+        name = self._namespace_names.pop(uid)
+        if name in self._namespace_names.values():
+            return
+        del self._namespaces[name]
+        if self.complete:
+            self._fleet.namespace_changed(name, names_too=True)
 
     def _put_pod(self, uid: str, body: dict[str, Any]) -> None:
         self._fleet.pods[uid] = pod = engine_pod(body)

@@ -250,6 +250,24 @@ def test_the_status_tells_of_a_trial() -> None:
     assert ready.message == "1 of 3 engines try sha256:aaaaaaaaaaaa since 00:00:00 UTC"
 
 
+def test_an_adapter_that_sleeps_tries_nothing_and_is_as_ready_as_others_that_sleep() -> None:
+    for before in (None, trial()):
+        status = {"stable": STABLE, "digest": OLD}
+        if before is not None:
+            status["canary"] = before.to_api()
+        made = adapter(status=status, rollout=TRY_ONE, placement={"policy": "OnDemand"})
+        staged_only = engine("a", staged(OLD, "fp-0"))
+        found = facts(staged_only, placed=Placed(), adapter=made)
+        found.verdicts["uid-a"] = Verdict(size_bytes=1, rank=8)
+        said = report(found, NOW).status
+        assert said.canary == before, "a trial that has begun goes on when somebody asks again"
+        ready = next(each for each in said.conditions if each.type == "Ready")
+        assert (ready.status, ready.reason) == ("True", "Ready")
+        assert said.digest == OLD
+        found.placed = Placed(("a",), 1)
+        assert contents(found) == [FINGERPRINT], "whoever asks first tries it"
+
+
 def test_the_status_forgets_a_trial_when_everybody_followed() -> None:
     status = {"canary": trial(promoted=True).to_api()}
     views = [new_on("a"), new_on("b")]

@@ -154,6 +154,49 @@ async def test_an_adapter_that_cannot_be_read_exists_and_an_answer_brings_nobody
         assert it.fleet.bodies.get("uid-a") is None
 
 
+async def test_a_namespace_that_goes_leaves_its_names_to_others_until_one_of_its_name_comes() -> (
+    None
+):
+    def namespace(uid: str, version: int) -> dict[str, Any]:
+        return {"metadata": {"name": "team-b", "uid": uid, "resourceVersion": str(version)}}
+
+    def list_namespaces(version: int, *items: dict[str, Any]) -> None:
+        page = Page(NAMESPACES, "", list(items), version, first=True, last=True)
+        it.watched.listed(page)
+
+    async with told() as it:
+        named = body("a", 3)
+        named["spec"]["servedName"] = "team-b/model"
+        it.list_(9, named)
+        it.list_others()
+        assert await it.settle() == ["uid-a"]
+        list_namespaces(10, namespace("u1", 10))
+        assert it.fleet.world.is_namespace("team-b")
+        assert await it.settle() == ["uid-a"]
+        list_namespaces(12, namespace("u2", 12))
+        assert it.fleet.world.is_namespace("team-b"), "another one of that name is there"
+        it.watched.heard(NAMESPACES, namespace("u2", 13), gone=True)
+        assert not it.fleet.world.is_namespace("team-b")
+        assert await it.settle() == ["uid-a"]
+        assert it.watched._namespace_names == {}
+
+
+async def test_a_pool_that_nobody_has_and_nobody_names_any_more_is_forgotten() -> None:
+    async with told() as it:
+        it.list_(9)
+        it.list_others()
+        for number in range(3):
+            made = body("a", 10 + 2 * number)
+            made["spec"]["poolRef"]["name"] = f"invented-{number}"
+            it.event(made)
+            await it.settle()
+            assert len(it.fleet._planners) == 1
+            gone = body("a", 11 + 2 * number)
+            it.event(gone, gone=True)
+            await it.settle()
+            assert it.fleet._planners == {}
+
+
 async def test_a_packed_body_is_the_newest_without_what_nobody_reads() -> None:
     async with told() as it:
         applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "1"}
