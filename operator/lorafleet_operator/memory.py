@@ -18,7 +18,7 @@ _MAX_VERDICTS: Final = 65536
 """Several for each of ten thousand adapters: one that is forgotten costs a look at its source."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """What a look at a source found: a fingerprint or an error."""
 
@@ -39,7 +39,7 @@ class Look:
     """Whether it failed with a Secret, whose change ends that."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What preflight found for one content and one engine profile."""
 

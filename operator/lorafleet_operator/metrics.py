@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -96,9 +97,11 @@ class AdapterSeries:
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], Shown] = {}
+        self._equal = lru_cache(maxsize=1024)(lambda conditions: conditions)
 
     def show(self, namespace: str, name: str, shown: Shown) -> None:
-        """Set what the series of one adapter say."""
+        """Set what the series of one adapter say. Equal conditions of many are kept once."""
+        shown = replace(shown, conditions=self._equal(shown.conditions))
         self._shown[namespace, name] = shown
 
     def forget(self, namespace: str, name: str) -> None:

@@ -71,7 +71,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         displaced=displaced_from(planner.plan, entry) | _over_quota(facts, planner),
         sheltered=planner.plan.sheltered_on(facts.key),
         refused=needs.refused,
-        guests=frozenset(entry.guests),
+        guests=entry.guests,
     )
 
 

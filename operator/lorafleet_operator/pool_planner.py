@@ -7,6 +7,7 @@ known already. The plan itself is pure (placement/); here is only what has to be
 from __future__ import annotations
 
 from dataclasses import replace
+from sys import intern
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.v1alpha1 import EngineHealth
@@ -227,9 +228,12 @@ def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> En
         max_lora_rank=inventory.max_lora_rank,
         max_loras=inventory.max_loras,
         max_cpu_loras=inventory.max_cpu_loras,
-        loaded=frozenset(entry.adapter for entry in inventory.loaded if entry.adapter),
-        idle_seconds={e.adapter: e.idle_seconds for e in inventory.loaded if not e.in_flight},
-        staged=frozenset(entry.digest for entry in inventory.staged),
+        # Interned: each inventory brings its own copies of names that are known already.
+        loaded=frozenset(intern(entry.adapter) for entry in inventory.loaded if entry.adapter),
+        idle_seconds={
+            intern(e.adapter): e.idle_seconds for e in inventory.loaded if not e.in_flight
+        },
+        staged=frozenset(intern(entry.digest) for entry in inventory.staged),
         arena_limit_bytes=inventory.arena.limit_bytes,
         arena_used_bytes=inventory.arena.used_bytes,
         arena_in_use_bytes=inventory.arena.in_use_bytes,

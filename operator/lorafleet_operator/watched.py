@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -319,4 +320,4 @@ def _readable(model: type[M], body: dict[str, Any]) -> M | None:
 
 
 def _key(body: Mapping[str, Any]) -> str:
-    return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+    return intern(f"{body['metadata']['namespace']}/{body['metadata']['name']}")

@@ -7,6 +7,7 @@ latest inventories.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import intern
 from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
@@ -189,7 +190,7 @@ class World:
         return sorted((pod for pod in pods if pod.matches(labels)), key=lambda pod: pod.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KnownAdapter:
     """What passes over other adapters and pools need of an adapter, and no more: it is kept of all."""
 
@@ -212,9 +213,9 @@ class KnownAdapter:
         served = status.ready_engines == status.desired_engines > 0
         return cls(
             demand=AdapterDemand.from_adapter(adapter, created),
-            served_name=adapter.served_name,
-            created=created,
-            pool=adapter.pool_key,
+            served_name=intern(adapter.served_name),
+            created=intern(created),
+            pool=intern(adapter.pool_key),
             deleting=metadata.deletion_timestamp is not None,
             settled=served and status.observed_generation == metadata.generation,
         )

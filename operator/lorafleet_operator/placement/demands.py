@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from sys import intern
+from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator.api import v1alpha1 as spec
 
@@ -32,6 +33,7 @@ class Residency(StrEnum):
     SHARED = "shared"  # slots and places are shared, least recently used out first
 
 
+_NOBODY: Final[frozenset[str]] = frozenset()
 _KEPT = {spec.Residency.GPU: Residency.GPU, spec.Residency.HOST: Residency.HOST}
 
 
@@ -116,7 +118,7 @@ class AdapterDemand:
             self.rank,
             self.residency,
             self.assigned,
-            frozenset(self.refused),
+            frozenset(self.refused) if self.refused else _NOBODY,  # an empty one takes 200 bytes
             self.requested,
         )
 
@@ -124,7 +126,7 @@ class AdapterDemand:
         """Return whether `other` asks for the same: what was chosen for one is right for both."""
         return self._needs == other._needs
 
-    @cached_property
+    @property
     def _needs(self) -> tuple[object, ...]:
         return (
             *self.shape,
@@ -138,18 +140,21 @@ class AdapterDemand:
 
     @classmethod
     def from_adapter(cls, adapter: LoRAAdapter, created: str = "") -> AdapterDemand:
-        """Return the demand of a resource, from its spec and what its status remembers."""
+        """Return the demand of a resource, from its spec and what its status remembers.
+
+        Names are interned: thousands of demands are kept, and engines' inventories have them too.
+        """
         placement, status = adapter.spec.placement, adapter.status
         return cls(
-            key=adapter.key,
-            base_model=adapter.spec.base_model,
+            key=intern(adapter.key),
+            base_model=intern(adapter.spec.base_model),
             size_bytes=status.size_bytes,
             rank=status.rank,
             policy=Policy(placement.policy),
             replicas=placement.replicas or 1,
             residency=_KEPT.get(adapter.spec.wanted_residency, Residency.SHARED),
             priority=adapter.spec.priority,
-            created=created,
-            digest=status.digest,
-            current=frozenset(engine.pod_name for engine in status.engines),
+            created=intern(created),
+            digest=intern(status.digest),
+            current=frozenset(intern(engine.pod_name) for engine in status.engines),
         )

@@ -17,7 +17,7 @@ class Entry:
 
     demand: AdapterDemand
     chosen: dict[str, str] = field(default_factory=dict)
-    guests: set[str] = field(default_factory=set)
+    guests: frozenset[str] = frozenset()
     """Of these, those beyond its replicas, where requests have asked for it."""
 
     @property

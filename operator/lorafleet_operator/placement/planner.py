@@ -356,7 +356,7 @@ class Planner:
         entry.chosen[carrier.engine.pod_name] = why
         if guest and demand.limit is not None:
             demand = demand.as_guest
-            entry.guests.add(carrier.engine.pod_name)
+            entry.guests |= {carrier.engine.pod_name}
             self._count_weight(demand.weight, 1)
         before = carrier.sheltered(demand.tenant) if self._has_slots(demand) else None
         self.board.put(carrier, demand)
@@ -371,7 +371,7 @@ class Planner:
         self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
         del entry.chosen[carrier.engine.pod_name]
         if carrier.engine.pod_name in entry.guests:
-            entry.guests.remove(carrier.engine.pod_name)
+            entry.guests -= {carrier.engine.pod_name}
             self._count_weight(entry.demand.as_guest.weight, -1)
         self._placed[entry.demand.tenant] -= not entry.chosen
         tenant = entry.demand.tenant
