@@ -264,7 +264,8 @@ class _Holders:
         self.staged: defaultdict[str, set[str]] = defaultdict(set)
         for adapter in adapters:
             for engine in adapter.status.engines:
-                if engine.tier in (Tier.GPU, Tier.HOST):
+                # A name that an engine loads at its first request is published, and staged only.
+                if engine.published or engine.tier in (Tier.GPU, Tier.HOST):
                     self.loaded[engine.pod_name].add(adapter.key)
                 if engine.digest and engine.tier is not Tier.SOURCE:
                     self.staged[engine.pod_name].add(engine.digest)

@@ -14,13 +14,32 @@ if TYPE_CHECKING:
 
 
 class Places(Protocol):
-    """What a semaphore has."""
+    """A bound on how many do one thing at a time: what a semaphore has."""
 
     async def acquire(self) -> bool:
         """Wait for a place."""
 
     def release(self) -> None:
         """Leave it."""
+
+
+class Turn:
+    """One of the places, given back at most once; taken at most once, unless it is `taken` already."""
+
+    def __init__(self, places: Places, *, taken: bool = False) -> None:
+        self._places = places
+        self._taken = taken
+
+    async def take(self) -> None:
+        """Wait for a place, unless this is one."""
+        if not self._taken:
+            self._taken = await self._places.acquire()
+
+    def give_back(self) -> None:
+        """Leave the place to others."""
+        if self._taken:
+            self._taken = False
+            self._places.release()
 
 
 class FairPlaces:

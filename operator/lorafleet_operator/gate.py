@@ -12,8 +12,8 @@ from lorafleet_operator.term import TermOver
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from lorafleet_operator.fair import Turn
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.turn import Turn
 
     OnePass = Callable[[str, Turn, Fleet], Awaitable[Outcome | None]]
 

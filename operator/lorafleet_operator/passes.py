@@ -17,13 +17,13 @@ from lorafleet_operator.cluster import finalizer
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
 from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.route import withdraw
 from lorafleet_operator.term import TermOver
-from lorafleet_operator.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

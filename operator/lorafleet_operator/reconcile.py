@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.fair import Turn
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
-    from lorafleet_operator.turn import Turn
 
 
 async def reconcile(

@@ -18,10 +18,10 @@ from lorafleet_operator.aside import aside
 from lorafleet_operator.awaited_secrets import Referenced
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look, Verdict
 from lorafleet_operator.revisions import fingerprint_of, own_revisions
 from lorafleet_operator.sources.registry import open_source
-from lorafleet_operator.turn import Turn
 
 if TYPE_CHECKING:
     from types import TracebackType

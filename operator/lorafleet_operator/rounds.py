@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator import metrics
-from lorafleet_operator.turn import Turn
+from lorafleet_operator.fair import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

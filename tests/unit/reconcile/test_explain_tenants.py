@@ -122,3 +122,10 @@ def test_a_name_of_another_namespace_needs_its_grant() -> None:
     assert told(found, "infra/a") == ((), f"NotGranted: {line}")
     found.append(grant("team-z", "infra", kind="ServedName", name="team-z/a"))
     assert told(found, "infra/a") == (("e-0",), "")
+
+
+def test_what_is_served_from_the_arena_counts_as_there() -> None:
+    made = adapter("infra/a", 1, residency="onDemand", placement={"policy": "OnDemand"})
+    entry = {"podName": "e-0", "tier": "staged", "published": True, "digest": "sha256:" + "a" * 64}
+    made["status"]["engines"] = [entry]
+    assert told([pool("pool", "e-0", "e-1"), made], "infra/a") == (("e-0",), "")

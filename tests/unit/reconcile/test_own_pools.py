@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from known_fleet import Sleeper
 from kubernetes.aio.client import ApiClient
 from lorafleet_operator.cluster.leases import Leases
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.gate import gated, pool_of_adapter, pool_of_pool
 from lorafleet_operator.lease import Me, shard_of
@@ -18,7 +19,6 @@ from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.tenure import Tenure
 from lorafleet_operator.term import Term, TermOver, check
-from lorafleet_operator.turn import Turn
 from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import adapter, pod, pool
 

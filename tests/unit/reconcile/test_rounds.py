@@ -15,7 +15,7 @@ from lorafleet_operator.wake import Seen, Wakeups
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from lorafleet_operator.turn import Turn
+    from lorafleet_operator.fair import Turn
 
 FAST = OperatorSettings(backoff_seconds=0.001, backoff_limit_seconds=0.002)
 SLOW = OperatorSettings(backoff_seconds=3600.0, backoff_limit_seconds=3600.0)

@@ -16,7 +16,7 @@ from lorafleet_operator.watched import _KINDS, NAMESPACES, Watched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from lorafleet_operator.turn import Turn
+    from lorafleet_operator.fair import Turn
 
 ADAPTERS = "loraadapters"
 
