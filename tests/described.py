@@ -29,10 +29,13 @@ class Described:
     def tells(self, condition: str, reason: str, text: str) -> bool:
         """Return whether a condition is False for the reason, with the text in one line, and an Event
         says the same."""
+        events = any(why == reason and text in told for why, told in self.events)
+        return events and self.says(condition, reason, text)
+
+    def says(self, condition: str, reason: str, text: str) -> bool:
+        """Return whether a condition is False for the reason, with the text in one line."""
         status, why, message = self.conditions.get(condition, ("", "", ""))
-        if (status, why) != ("False", reason) or text not in message:
-            return False
-        return any(why == reason and text in told for why, told in self.events)
+        return (status, why) == ("False", reason) and text in message
 
 
 def describe(kubectl: Path, kubeconfig: Path, namespace: str, kind: str, name: str) -> Described:

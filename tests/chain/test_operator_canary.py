@@ -58,6 +58,8 @@ def test_a_trial_outlives_the_operator_and_ways_back_cost_no_byte(chain: Chain) 
     assert says(chain, "False", "Canary")
     assert answers(chain) == sorted([first, second])
     assert trial["engines"] == 1
+    seen = describe(KUBECTL, chain.kubeconfig, chain.namespace, "loraadapter", "sql")
+    assert seen.says("Ready", "Canary", "1 of 2 engines try"), seen.text
     loads = sum(chain.loads(engine) for engine in chain.engines)
     operator.process.kill()
     operator = chain.start_operator()

@@ -5,6 +5,7 @@ One operator and one namespace; the failures stand side by side, so that no test
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from described import Described, describe
+from kubernetes import client
 from localcluster import find_binary
 from lorafleet import errors
 from lorafleet_operator.api.conditions import Reason
@@ -59,9 +61,22 @@ PROVOKED = {
     Reason.POOL_NOT_FOUND: "/absent does not exist",
     Reason.NO_MATCHING_ENGINES: "engine runs without --enable-lora",
     Reason.NO_CAPACITY: "needs 2.0 MiB",
+    # Tenants
+    Reason.NOT_GRANTED: "namespace elsewhere holds no AdapterGrant from namespace ",
+    Reason.QUOTA_EXCEEDED: "tenant none has 0 of 0 adapters",
 }
 """Reason -> what its line holds. The adapter of a reason has the reason's name."""
+WAITS = {Reason.LOAD_RATE_LIMITED: "tenant slow has 1 loads a minute, all are taken for now"}
+"""The same of what only waits for its turn: no Event tells of it."""
+EVENTS = {Reason.PREEMPTED: "urgent of higher priority"}
+"""The same of what stands in an Event: once it is unloaded, the condition says NoCapacity."""
+RIVALS = {
+    Reason.STAGING_BUSY: ["second"],
+    Reason.LOAD_RATE_LIMITED: ["third", "fourth"],
+}
+"""Others that want the same at the same time: any may come first, and another one waits."""
 ROUTES = {
+    Reason.ROUTE_REFUSED: "denied request: no such Service",
     Reason.ROUTE_NAME_TAKEN: "Service lora-routenametaken exists and is not the operator's",
     Reason.GATEWAY_API_MISSING: "the cluster has no HTTPRoute of gateway.networking.k8s.io/v1",
 }
@@ -72,6 +87,32 @@ POOLS = {
     "empty": ("EnginesReady", Reason.NO_MATCHING_ENGINES, "the selector finds no pods"),
     "plain": ("PluginActive", Reason.PLUGIN_INACTIVE, "engine plain: "),
 }
+ELSEWHERE = {
+    Reason.REVISION_NOT_STAGED: "test_operator_canary.py",
+    Reason.ROLLED_BACK: "test_operator_canary.py",
+    Reason.CANARY: "test_operator_canary.py",
+}
+"""Reason -> the module that reads it in the same output, for it needs a course of events."""
+NO_FAILURES = {
+    *(Reason.RESOLVED, Reason.RESOLVING, Reason.PLACED, Reason.STAGING, Reason.LOADING),
+    *(Reason.LOADED, Reason.READY, Reason.WAITING, Reason.PAUSED, Reason.ROUTED),
+    *(Reason.REWRITTEN, Reason.AS_FOUND, Reason.TOWER_DROPPED, Reason.APPLIED_WHOLE),
+    *(Reason.ALL_ZERO, Reason.HAS_EFFECT),
+    *(Reason.ENGINES_READY, Reason.ENGINES_STARTING, Reason.PLUGIN_ACTIVE),
+    Reason.ERROR_RATE,  # of status.rolledBack alone; the condition says RolledBack
+}
+"""What is well, on its way or wanted."""
+
+
+def test_every_reason_of_a_failure_is_read_here_or_in_the_module_that_is_named() -> None:
+    pools = {reason for _, reason, _ in POOLS.values()}
+    assert set(Reason) == {
+        *(*PROVOKED, *WAITS, *EVENTS, *ROUTES, *pools, *ELSEWHERE, *NO_FAILURES),
+    }
+    for reason, module in ELSEWHERE.items():
+        assert re.search(
+            rf'\.(tells|says)\("\w+", "{reason}", ', (HERE / "chain" / module).read_text()
+        )
 
 
 def test_every_error_of_the_tree_is_provoked_here() -> None:
@@ -102,6 +143,13 @@ def scene(
             yield chain
         finally:
             held.set()
+            policies = client.AdmissionregistrationV1Api(chain.core.api_client)
+            policies.delete_collection_validating_admission_policy_binding(
+                field_selector=f"metadata.name={namespace}"
+            )
+            policies.delete_collection_validating_admission_policy(
+                field_selector=f"metadata.name={namespace}"
+            )
             chain.stop()
     kube.delete(f"/api/v1/namespaces/{namespace}")
 
@@ -127,6 +175,10 @@ def start(chain: Chain) -> None:
             each.result()
     for name in (*chain.engines, "empty"):
         chain.pool(name, name)
+    chain.pool("one-place", "engine-0", maxAdaptersPerEngine=1)
+    for name, quota in (("none", {"adapters": 0}), ("slow", {"loadsPerMinute": 1})):
+        tenant = {"name": name, "namespaceSelector": {"names": [chain.namespace]}, "quota": quota}
+        chain.pool(name, "engine-0", tenants=[tenant])
     chain.start_operator(LORAFLEET_TRANSFERS="16")
 
 
@@ -136,11 +188,13 @@ def provoke(chain: Chain, web: WebServer, held: threading.Event) -> None:
     def adapter_of(reason: Reason, pool: str = "engine-0", case: str = "", **spec: Any) -> None:
         chain.adapter(name_of(reason), case or "d01-plain-bf16", poolRef={"name": pool}, **spec)
 
-    for name, case, pool in (
+    early = (
         ("first", "d01-plain-bf16", "small"),
         (name_of(Reason.STAGING_FULL), "d02-all-fp32", "small"),
         (name_of(Reason.ENGINE_UNREACHABLE), "d01-plain-bf16", "mortal"),
-    ):
+        (name_of(Reason.PREEMPTED), "d01-plain-bf16", "one-place"),
+    )
+    for name, case, pool in early:
         chain.adapter(name, case, poolRef={"name": pool})
 
     adapter_of(Reason.INVALID_ADAPTER, case="d46-truncated-download")
@@ -152,6 +206,11 @@ def provoke(chain: Chain, web: WebServer, held: threading.Event) -> None:
     adapter_of(Reason.NO_MATCHING_ENGINES, "no-lora")
     adapter_of(Reason.ENGINE_REJECTED, "refuser")
     adapter_of(Reason.PLUGIN_INACTIVE, "plain", pinned=True)
+    away = {"name": "engine-0", "namespace": "elsewhere"}
+    chain.adapter(name_of(Reason.NOT_GRANTED), poolRef=away)
+    adapter_of(Reason.QUOTA_EXCEEDED, "none")
+    for name in (*RIVALS[Reason.LOAD_RATE_LIMITED], name_of(Reason.LOAD_RATE_LIMITED)):
+        chain.adapter(name, poolRef={"name": "slow"})
 
     taken = name_of(Reason.ROUTE_NAME_TAKEN)
     theirs = {"metadata": {"name": f"lora-{taken}"}, "spec": {"ports": [{"port": 80}]}}
@@ -193,11 +252,46 @@ def provoke(chain: Chain, web: WebServer, held: threading.Event) -> None:
     reference = f"{web.url.removeprefix('http://')}/sql:v1"
     adapter_of(Reason.DIGEST_MISMATCH, source={"oci": {"reference": reference, "plainHttp": True}})
 
-    for name in ("first", name_of(Reason.STAGING_FULL), name_of(Reason.ENGINE_UNREACHABLE)):
+    for name, _, _ in early:
         eventually(lambda name=name: chain.condition(name, "Ready")[0] == "True", what=name)
+    chain.adapter("urgent", poolRef={"name": "one-place"}, priority=1)
     chain.put_source(name_of(Reason.STAGING_FULL), "d09-rank-6")
     adapter_of(Reason.NO_CAPACITY, "small", case="d11-rslora")
     chain.sidecars["mortal"].process.kill()
+    with_policy(chain, name_of(Reason.ROUTE_REFUSED))
+    adapter_of(Reason.ROUTE_REFUSED, routing={"service": True})
+
+
+def with_policy(chain: Chain, name: str) -> None:
+    """Let the API server refuse the Service of that adapter. The policy ends with the scene."""
+    policies = client.AdmissionregistrationV1Api(chain.core.api_client)
+    services = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["services"],
+    }
+    here = {"matchLabels": {"kubernetes.io/metadata.name": chain.namespace}}
+    rule = {"expression": f"object.metadata.name != 'lora-{name}'", "message": "no such Service"}
+    policy = {"matchConstraints": {"resourceRules": [services]}, "validations": [rule]}
+    binding = {
+        "policyName": chain.namespace,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": here},
+    }
+    metadata = {"name": chain.namespace}
+    policies.create_validating_admission_policy({"metadata": metadata, "spec": policy})
+    policies.create_validating_admission_policy_binding({"metadata": metadata, "spec": binding})
+
+    def refused() -> bool:
+        service = {"metadata": {"name": f"lora-{name}"}, "spec": {"ports": [{"port": 80}]}}
+        try:
+            chain.core.create_namespaced_service(chain.namespace, service, dry_run="All")
+        except client.ApiException as error:
+            return error.status == 422
+        return False
+
+    eventually(refused, what="the policy counts")
 
 
 def name_of(reason: Reason) -> str:
@@ -226,16 +320,17 @@ def described(scene: Chain, kind: str, name: str) -> Described:
     return describe(kubectl, scene.kubeconfig, scene.namespace, kind, name)
 
 
-@pytest.mark.parametrize("reason", PROVOKED)
+@pytest.mark.parametrize("reason", [*WAITS, *PROVOKED])
 def test_an_adapter_tells_the_reason_in_its_conditions_and_events(
     scene: Chain, reason: Reason
 ) -> None:
-    # Of two adapters of one source either may have come first.
-    names = ["second", name_of(reason)] if reason is Reason.STAGING_BUSY else [name_of(reason)]
-    text = PROVOKED[reason]
+    names = [*RIVALS.get(reason, ()), name_of(reason)]
+    text = {**PROVOKED, **WAITS}[reason]
 
     def told() -> bool:
         found = [described(scene, "loraadapter", name) for name in names]
+        if reason in WAITS:
+            return any(each.says("Ready", reason, text) for each in found)
         return any(each.tells("Ready", reason, text) for each in found)
 
     try:
@@ -243,6 +338,15 @@ def test_an_adapter_tells_the_reason_in_its_conditions_and_events(
     except AssertionError:
         seen = "\n".join(described(scene, "loraadapter", name).text for name in names)
         pytest.fail(f"{reason}: {text!r} is not in\n{seen}")
+
+
+@pytest.mark.parametrize("reason", EVENTS)
+def test_an_adapter_tells_once_what_became_of_it(scene: Chain, reason: Reason) -> None:
+    def told() -> bool:
+        events = described(scene, "loraadapter", name_of(reason)).events
+        return any(why == reason and EVENTS[reason] in text for why, text in events)
+
+    eventually(told, what=f"an Event of {reason}")
 
 
 @pytest.mark.parametrize("reason", ROUTES)
