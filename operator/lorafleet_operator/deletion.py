@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lorafleet.errors import LorafleetError
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.world import EngineView
-
-_DRAIN_WAIT_SECONDS: Final = 1
-"""How long one order waits for running requests; the deletion comes again."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,6 @@ async def _unload(adapter: LoRAAdapter, view: EngineView, fleet: Fleet, chosen: 
                 unload_request(
                     adapter.key,
                     name,
-                    _DRAIN_WAIT_SECONDS,
                     abort_seconds=adapter.spec.drain_timeout_seconds,
                     drop_staged=True,
                 ),

@@ -204,8 +204,7 @@ class Facts:
         )
 
     def _recycling(self, view: EngineView) -> bool:
-        chosen = self.pool.status.recycling if self.pool is not None else None
-        return chosen is not None and chosen.engine == view.instance[-128:]
+        return view.is_recycled(self.pool.status.recycling if self.pool is not None else None)
 
     def course(self, now: datetime | None = None) -> revisions.Course:
         """Return what each engine should come to serve, by what the pass knows so far."""

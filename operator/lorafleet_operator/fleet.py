@@ -146,7 +146,7 @@ class Fleet:
         living_pools = {pool.key for pools in self.world.pools.values() for pool in pools}
         self._planners = {key: each for key, each in self._planners.items() if key in living_pools}
         self.paces.forget(living_pools)
-        metrics.POOLS.keep(living_pools)
+        metrics.POOLS.keep({key for key in living_pools if self.owns(key)})
         self.load_rates.keep_pools(living_pools)
         for planner in self._planners.values():
             planner.stale = True

@@ -104,7 +104,6 @@ def engine_facts(
 ) -> EngineFacts:
     """Return what is known of the engine."""
     name, pod = view.pod.name, view.pod
-    is_chosen = going is not None and going.engine == view.instance[-128:]
     said = pod.warm
     settled = said is not None and said.open and is_about(said, view.instance)
     waits = view.takes_orders and not settled and (pod.gated or _comes_back(view, going))
@@ -115,7 +114,7 @@ def engine_facts(
         message=view.message,
         deleting=pod.terminating,
         draining=view.draining,
-        recycling=is_chosen,
+        recycling=view.is_recycled(going),
         missing=_missing(name, planner, served.on(name)) if waits else (),
         kept_for=_kept_for(name, planner, served) if view.draining else (),
         said=said,
@@ -125,12 +124,9 @@ def engine_facts(
 def _settled(pool: EnginePool, fleet: Fleet) -> PoolPlanner:
     """Return the pool's plan as the facts are now; adapters that get other engines are woken."""
     planner = fleet.planner(pool.key)
-    first = not planner.members  # everybody is about to look at a plan that is made from nothing
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
-    moved = planner.plan.settle()
-    for key in () if first else moved:
-        fleet.wakeups.wake(key)
+    planner.settle(fleet.wakeups.wake)
     return planner
 
 

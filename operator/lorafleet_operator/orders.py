@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import (
@@ -167,17 +168,18 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
 
 
 async def _unload(facts: Facts, fleet: Fleet, gone: Iterable[tuple[str, str]]) -> None:
-    limit = facts.adapter.spec.drain_timeout_seconds
+    """Unload (engine, served name): of one engine one after another."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
     for uid, served_name in gone:
-        await _order(
-            facts,
-            fleet,
-            [uid],
-            lambda _, client, name=served_name: client.unload(  # type: ignore[misc]
-                unload_request(facts.key, name, _DRAIN_WAIT_SECONDS, abort_seconds=limit),
-                fleet.settings.load_timeout_seconds,
-            ),
-        )
+        names[uid].append(served_name)
+    limit = facts.adapter.spec.drain_timeout_seconds
+
+    async def unload(uid: str, client: SidecarClient) -> None:
+        for name in names[uid]:
+            request = unload_request(facts.key, name, abort_seconds=limit)
+            await client.unload(request, fleet.settings.load_timeout_seconds)
+
+    await _order(facts, fleet, names, unload)
 
 
 async def _send(
@@ -239,7 +241,6 @@ def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
 def unload_request(
     adapter: str,
     served_name: str,
-    drain_seconds: int,
     *,
     abort_seconds: int | None = None,
     drop_staged: bool = False,
@@ -248,7 +249,7 @@ def unload_request(
     return pb.UnloadAdapterRequest(
         adapter=adapter,
         served_name=served_name,
-        drain_timeout_seconds=drain_seconds,
+        drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
         drop_staged=drop_staged,
         abort_seconds=abort_seconds,
     )

@@ -43,7 +43,6 @@ def place(facts: Facts, fleet: Fleet) -> None:
         facts.placed = Placed(blocked=(Reason.POOL_NOT_FOUND, reason))
         return
     planner = fleet.planner(pool.key)
-    first = not planner.members  # the plan is made from nothing: everybody is about to look at it
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
     owner = planner.claim(
@@ -54,9 +53,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         planner.plan.set_adapter(needs)
     else:
         planner.plan.drop_adapter(facts.key)
-    moved = planner.plan.settle() - {facts.key}
-    for key in () if first else moved:
-        fleet.wakeups.wake(key)
+    planner.settle(fleet.wakeups.wake, but=facts.key)
     see_chosen(facts, fleet, planner)
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
@@ -79,8 +76,7 @@ def _bar(facts: Facts, fleet: Fleet) -> None:
     """Let an adapter that may not be there have no place in the plan."""
     planner = fleet.planner(facts.adapter.pool_key)
     planner.bar(facts.key, facts.created)
-    for key in planner.plan.settle() - {facts.key}:
-        fleet.wakeups.wake(key)
+    planner.settle(fleet.wakeups.wake, but=facts.key)
 
 
 def _over_quota(facts: Facts, planner: PoolPlanner) -> frozenset[str]:

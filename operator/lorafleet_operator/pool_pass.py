@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.placement import TenantRule
     from lorafleet_operator.world import EngineView
 
-_ORPHAN_DRAIN_SECONDS = 1
-"""How long an order waits for running requests; the sidecar unloads when the last one ends."""
-
 
 async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     """Unload what belongs to adapters that are gone, and return the pool's status."""
@@ -50,19 +47,13 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
 
 
 def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
-    """Return what the pool's tenants have by the plan as it is now; adapters that move are woken."""
-    planner = fleet.planner(pool.key)
-    if not pool.spec.tenants or not planner.members:
-        return []  # nobody has asked for a plan yet: the first adapter's pass does
-    planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
-    for key in planner.plan.settle():
-        fleet.wakeups.wake(key)
+    """Return what the pool's tenants have by the plan that `keep_engines` has just looked at."""
 
     def throttled(tenant: str, rule: TenantRule) -> bool:
         rate = rule.loads_per_minute
         return rate is not None and fleet.load_rates.behind(pool.key, tenant, rate)
 
-    return tenant_usage(planner.plan, throttled)
+    return tenant_usage(fleet.planner(pool.key).plan, throttled)
 
 
 def with_routing(
@@ -104,7 +95,7 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
         for adapter, served_name in names:
             try:
                 await link.client.unload(
-                    unload_request(adapter, served_name, _ORPHAN_DRAIN_SECONDS, drop_staged=True),
+                    unload_request(adapter, served_name, drop_staged=True),
                     fleet.settings.load_timeout_seconds,
                 )
             except EngineUnreachable:

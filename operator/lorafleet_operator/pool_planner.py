@@ -120,6 +120,14 @@ class PoolPlanner:
 
     # Adapters.
 
+    def settle(self, wake: Callable[[str], None], *, but: str = "") -> None:
+        """Bring the plan up to date with its facts; wake the adapters whose engines that changes.
+
+        but: the one whose pass it is, which knows already.
+        """
+        for key in self.plan.settle() - {but}:
+            wake(key)
+
     def look_at_adapters(
         self,
         known: Collection[KnownAdapter],

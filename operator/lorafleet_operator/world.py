@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lorafleet.profile import EngineProfile
 
-    from lorafleet_operator.api.v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter
+    from lorafleet_operator.api.v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter, Recycling
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
 
@@ -117,6 +117,10 @@ class EngineView:
         """Return what the engine has loaded for the adapter, whatever the served name."""
         found = self.inventory.loaded if self.inventory else ()
         return [entry for entry in found if entry.adapter == adapter]
+
+    def is_recycled(self, going: Recycling | None) -> bool:
+        """Return whether this start of vLLM is the one that a pool's status says is to end."""
+        return going is not None and going.engine == self.instance[-128:]
 
     def serves(self, adapter: str) -> bool:
         """Return whether requests for the adapter are answered, by whatever revision."""

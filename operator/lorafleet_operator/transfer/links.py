@@ -69,7 +69,7 @@ class EngineLink:
         self.digests: dict[str, str] = {}
         """Fingerprint -> digest from commits: an inventory names one source for each revision."""
         self.problem = f"sidecar at {self.client.address} has not answered yet"
-        self.opened_at = self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = asyncio.get_running_loop().time()
         self.tried = asyncio.Event()
         """Set after the first answer or the first failure: before that nothing is known."""
         self._well_at: float | None = None
