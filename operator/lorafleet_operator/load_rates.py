@@ -53,12 +53,10 @@ class LoadRates:
         bucket.turns[adapter] = turn
         return turn - now
 
-    def behind(self, pool: str, tenant: str, per_minute: int) -> bool:
+    def behind(self, pool: str, tenant: str) -> bool:
         """Return whether loads of the tenant wait for a token."""
-        bucket = self._buckets.get((pool, tenant))
-        if bucket is None or bucket.per_minute != per_minute:
-            return False
-        return bucket.next - 60.0 / per_minute > self._clock()
+        bucket, now = self._buckets.get((pool, tenant)), self._clock()
+        return bucket is not None and any(turn > now for turn in bucket.turns.values())
 
     def forget(self, pool: str, tenant: str, adapter: str) -> None:
         """Drop the turn of an adapter that is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import EngineUnreachable, LorafleetError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import EnginePool, RoutingStatus, TenantUsage
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.placement import TenantRule
     from lorafleet_operator.world import EngineView
 
 
@@ -48,11 +48,7 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
 
 def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
     """Return what the pool's tenants have by the plan that `keep_engines` has just looked at."""
-
-    def throttled(tenant: str, rule: TenantRule) -> bool:
-        rate = rule.loads_per_minute
-        return rate is not None and fleet.load_rates.behind(pool.key, tenant, rate)
-
+    throttled = partial(fleet.load_rates.behind, pool.key)
     return tenant_usage(fleet.planner(pool.key).plan, throttled)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tenant_usage(
-    plan: Planner, throttled: Callable[[str, TenantRule], bool] = lambda *_: False
+    plan: Planner, throttled: Callable[[str], bool] = lambda _: False
 ) -> list[TenantUsage]:
     """Return the tenants that have adapters in a settled plan, those nearest to a limit first.
 
@@ -48,7 +48,7 @@ def tenant_usage(
                 slots_quota=rule.slots,
                 guaranteed_slots=kept_slots,
                 guaranteed_bytes=kept_bytes,
-                throttled=throttled(tenant, rule),
+                throttled=throttled(tenant),
             )
         )
     found.sort(

@@ -86,7 +86,7 @@ def test_the_list_is_bounded_and_begins_with_those_who_wait_or_are_nearest_to_a_
         [engine("p-0")],
         tenancy(everybody),
     )
-    found = tenant_usage(plan, lambda tenant, _: tenant == "/team-42")
+    found = tenant_usage(plan, lambda tenant: tenant == "/team-42")
     assert len(found) == MAX_STATUS_TENANTS
     assert {usage.name for usage in found} == {"*"}
     assert [(usage.namespace, usage.adapters) for usage in found[:4]] == [
@@ -104,11 +104,11 @@ def test_a_plan_without_tenants_tells_of_none() -> None:
 def test_a_tenant_is_behind_while_one_of_its_loads_waits() -> None:
     now = 1000.0
     rates = LoadRates(lambda: now)
-    assert not rates.behind("p", "a", 6)
+    assert not rates.behind("p", "a")
     rates.wait("p", "a", "a/0", 6)
-    assert not rates.behind("p", "a", 6)
+    assert not rates.behind("p", "a")
     rates.wait("p", "a", "a/1", 6)
-    assert rates.behind("p", "a", 6)
-    assert not rates.behind("p", "b", 6)
+    assert rates.behind("p", "a")
+    assert not rates.behind("p", "b")
     now += 10
-    assert not rates.behind("p", "a", 6)
+    assert not rates.behind("p", "a")
