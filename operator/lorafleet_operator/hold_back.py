@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def hold_back(facts: Facts, fleet: Fleet) -> None:
     """Let the pass order no load while its tenant's rate does not allow one."""
-    if facts.pool is None:
+    if facts.pool is None or facts.paused:
         return
     tenancy = fleet.planner(facts.pool.key).plan.board.tenancy
     tenant = tenancy.tenant_of(facts.adapter.metadata.namespace)

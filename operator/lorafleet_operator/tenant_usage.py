@@ -26,8 +26,7 @@ def tenant_usage(
     loads = defaultdict(list)
     for carrier in plan.board.carriers.values():
         for tenant, load in carrier.shares.loads.items() if carrier.shares is not None else ():
-            if load.adapters:
-                loads[tenant].append(load)
+            loads[tenant].append(load)
     found = []
     for tenant, here in loads.items():
         rule = plan.board.tenancy.rule(tenant)

@@ -152,7 +152,10 @@ class Shares:
     def add(self, adapter: AdapterDemand, times: int = 1) -> None:
         """Count one more adapter; one less with `times` -1."""
         before = self.unused(adapter.tenant)
-        self.loads.setdefault(adapter.tenant, Load()).add(adapter, times)
+        load = self.loads.setdefault(adapter.tenant, Load())
+        load.add(adapter, times)
+        if not load.adapters:
+            del self.loads[adapter.tenant]  # namespaces come and go
         after = self.unused(adapter.tenant)
         self.kept_bytes += after[0] - before[0]
         self.kept_slots += after[1] - before[1]

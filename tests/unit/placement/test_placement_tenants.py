@@ -136,6 +136,18 @@ def test_when_a_quota_shrinks_the_newest_go_and_come_back_when_it_grows(
     assert len(placed(planner)) == 4
 
 
+def test_nothing_is_kept_of_namespaces_whose_adapters_are_gone() -> None:
+    planner = planned([], [engine()], tenancy(TenantRule("*", adapters=5)))
+    for number in range(5):
+        planner.set_adapter(adapter(f"team-{number}/a"))
+        planner.settle()
+        planner.drop_adapter(f"team-{number}/a")
+        planner.settle()
+    shares = planner.board.carriers["p-0"].shares
+    assert shares is not None
+    assert shares.loads == {}
+
+
 def test_room_that_is_guaranteed_stays_free_of_others() -> None:
     rule = tenancy(TenantRule("quiet", guaranteed_percent=25))
     planner = planned(many("noisy", 9, priority=5), [engine()], rule)

@@ -6,13 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from known_fleet import KnownFleet, Links
 from lorafleet_operator.facts import Placed
 from lorafleet_operator.fair import FairPlaces
+from lorafleet_operator.hold_back import hold_back
 from lorafleet_operator.load_rates import LoadRates
 from lorafleet_operator.placement import TenantRule
 from lorafleet_operator.report import report
 from lorafleet_operator.tenants import tenancy_of
-from operator_builders import engine, facts, pool
+from lorafleet_operator.world import World
+from operator_builders import engine, facts, pool, staged
 
 LABELS = {"a1": {"team": "a", "tier": "gold"}, "a2": {"team": "a"}, "b1": {"team": "b"}}
 TENANTS: list[dict[str, Any]] = [
@@ -165,3 +168,28 @@ def test_a_pass_that_is_held_back_says_so_and_orders_nothing() -> None:
     loaded = next(c for c in report(waiting).status.conditions if c.type == "Loaded")
     assert (loaded.status, loaded.reason) == ("False", "LoadRateLimited")
     assert loaded.message == waiting.held_back
+
+
+async def test_a_paused_adapter_takes_no_load_from_its_tenant_and_one_that_waits_is_woken_once() -> (
+    None
+):
+    quota = {"name": "*", "quota": {"loadsPerMinute": 60}}
+    fleet: Any = KnownFleet(World({}, {}, {}, {}, ()), Links())
+    fleet.load_rates = rates = LoadRates(lambda: 1000.0)
+    fleet.pools.plan.set_tenancy(tenancy_of(pool(tenants=[quota]).spec, LABELS.get))
+    found = facts(engine("e-0", staged()), pool=pool(tenants=[quota]))
+    annotations = found.adapter.metadata.annotations
+    annotations["lorafleet.dev/paused"] = "true"
+    for _ in range(20):
+        hold_back(found, fleet)
+    assert found.held_back == ""
+    assert not rates.behind("team-a/pool", "/team-a", 60)
+    annotations.clear()
+    for _ in range(10):
+        hold_back(found, fleet)
+        assert found.held_back == ""
+    for _ in range(5):
+        hold_back(found, fleet)
+    assert found.held_back == "tenant team-a has 60 loads a minute, all are taken for now"
+    assert len(fleet.wakeups._timers) == 1
+    fleet.wakeups._timers.popitem()[1].cancel()
