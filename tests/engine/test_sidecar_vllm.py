@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -16,17 +17,25 @@ from staging_client import stage
 from tiny_models import make_dense
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 pytestmark = pytest.mark.engine
 
 
-async def refused(rig: Rig, instance: str, line: str) -> None:
-    """Ask vLLM to end while a request runs that was sent a moment ago."""
-    await asyncio.sleep(0.2)
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await rig.stub.RestartEngine(pb.RestartEngineRequest(engine_instance=instance))
-    assert refusal.value.details() == line
+@asynccontextmanager
+async def one_request_runs(rig: Rig) -> AsyncIterator[None]:
+    """A request to the base model whose first token has come, with hundreds to follow."""
+    body = {"model": BASE, "prompt": "t1 t2 t3 t4", "max_tokens": 400, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(base_url=rig.engine.url, trust_env=False, timeout=120) as client,
+        client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response,
+    ):
+        lines = response.aiter_lines()
+        await anext(lines)
+        yield
+        async for _ in lines:
+            pass
 
 
 async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: Path) -> None:
@@ -68,10 +77,12 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
         await until(rig, lambda i: one.digest not in {a.digest for a in i.loaded})
 
         instance = (await rig.inventory()).engine_instance
-        busy = asyncio.create_task(answer(rig, BASE, 400))
-        await refused(rig, instance, "1 requests are running")
-        await busy
-        await rig.stub.RestartEngine(pb.RestartEngineRequest(engine_instance=instance))
+        restart = pb.RestartEngineRequest(engine_instance=instance)
+        async with one_request_runs(rig):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await rig.stub.RestartEngine(restart)
+            assert refusal.value.details() == "1 requests are running"
+        await rig.stub.RestartEngine(restart)
         assert await asyncio.to_thread(engine.process.wait, 60) == 0
         await until(rig, lambda i: i.health == pb.ENGINE_HEALTH_STARTING)
         await engine.start()
