@@ -186,7 +186,7 @@ def _explain_pool(
     key: str, world: World, adapters: Iterable[LoRAAdapter], created: Mapping[str, str]
 ) -> PoolExplanation:
     members = sorted((a for a in adapters if a.pool_key == key), key=lambda a: a.key)
-    pool = world.pool(*key.split("/", 1))
+    pool = world.pool(key)
     barred = _barred(key, world, adapters, created)
     if pool is None:
         lost = (Reason.POOL_NOT_FOUND, f"EnginePool {key} does not exist")

@@ -253,7 +253,7 @@ class Fleet:
             self.load_rates.forget(known.pool, tenant, known.key)
         else:
             planner.note(known, barred=self.barred(known))
-        pool = self.world.pool(*known.pool.split("/", 1))
+        pool = self.world.pool(known.pool)
         rivals = self.sharing_engines(pool) if pool is not None else ()
         for each in (planner, *rivals):
             for other in each.claimants(known.served_name):

@@ -31,7 +31,7 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
     adapter = facts.adapter
     facts.forbidden = refusal(world, metadata.namespace, adapter.pool_key, adapter.served_name)
     if facts.forbidden is None:
-        facts.pool = world.pool(adapter.pool_namespace, adapter.spec.pool_ref.name)
+        facts.pool = world.pool(adapter.pool_key)
     members: list[EngineView] = []
     of_pool: Iterable[EnginePod] = ()
     if facts.pool is not None:

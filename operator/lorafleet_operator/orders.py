@@ -36,8 +36,9 @@ from lorafleet_operator.transfer.streaming import Limits, Payload
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from lorafleet_operator.api.v1alpha1 import Revision
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.resolve import SourceReader
@@ -103,7 +104,7 @@ async def _bring(
             return
     for uid, result in results.items():
         if isinstance(result, LorafleetError):
-            _note(facts, fleet, uid, result)
+            _note(facts, fleet, uid, result, content)
         else:
             links[uid].learn(content, result.digest)
             crash_at("staged")
@@ -115,12 +116,15 @@ async def load(facts: Facts, fleet: Fleet) -> None:
     if not facts.may_act:
         return
     course = facts.course()
+    keep = earlier(facts, course)
     await _order(
         facts,
         fleet,
+        course,
         rollout.to_load(facts.wanted(course)),
         lambda uid, client: client.load(
-            _load_request(facts, course, uid, publish=False), fleet.settings.load_timeout_seconds
+            _load_request(facts, course, keep, uid, publish=False),
+            fleet.settings.load_timeout_seconds,
         ),
         step="loaded",
     )
@@ -131,13 +135,15 @@ async def publish(facts: Facts, fleet: Fleet) -> None:
     if not facts.may_act:
         return
     course = facts.course()
-    wanted = facts.wanted(course)
+    wanted, keep = facts.wanted(course), earlier(facts, course)
     await _order(
         facts,
         fleet,
+        course,
         rollout.to_publish(wanted),
         lambda uid, client: client.load(
-            _load_request(facts, course, uid, publish=True), fleet.settings.load_timeout_seconds
+            _load_request(facts, course, keep, uid, publish=True),
+            fleet.settings.load_timeout_seconds,
         ),
         step="published",
     )
@@ -145,9 +151,10 @@ async def publish(facts: Facts, fleet: Fleet) -> None:
     await _order(
         facts,
         fleet,
+        course,
         served,
         lambda uid, client: client.load(
-            _restore_request(facts, course, uid, served[uid]), fleet.settings.load_timeout_seconds
+            _restore_request(facts, keep, uid, served[uid]), fleet.settings.load_timeout_seconds
         ),
     )
 
@@ -179,7 +186,7 @@ async def _unload(facts: Facts, fleet: Fleet, gone: Iterable[tuple[str, str]]) -
             request = unload_request(facts.key, name, abort_seconds=limit)
             await client.unload(request, fleet.settings.load_timeout_seconds)
 
-    await _order(facts, fleet, names, unload)
+    await _order(facts, fleet, facts.course(), names, unload)
 
 
 async def _send(
@@ -256,7 +263,7 @@ def unload_request(
 
 
 def _load_request(
-    facts: Facts, course: Course, uid: str, *, publish: bool
+    facts: Facts, course: Course, keep: Sequence[Revision], uid: str, *, publish: bool
 ) -> pb.LoadAdapterRequest:
     spec, view, content = facts.adapter.spec, facts.view(uid), course.content_for(uid)
     digest = view.digest_of(content)
@@ -265,10 +272,10 @@ def _load_request(
         served_name=facts.adapter.served_name,
         digest=digest,
         loader=str(spec.loader),
-        **_residency(facts.residency_on(facts.view(uid))),
+        **_residency(facts.residency_on(view)),
         publish=publish,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
-        keep=sorted(to_keep(view, earlier(facts, course), digest)),
+        keep=sorted(to_keep(view, keep, digest)),
         free_others=True,
         abort_seconds=spec.drain_timeout_seconds,
     )
@@ -285,7 +292,7 @@ def _residency(order: str) -> dict[str, Any]:
 
 
 def _restore_request(
-    facts: Facts, course: Course, uid: str, served: rollout.Loaded
+    facts: Facts, keep: Sequence[Revision], uid: str, served: rollout.Loaded
 ) -> pb.LoadAdapterRequest:
     return pb.LoadAdapterRequest(
         adapter=facts.key,
@@ -295,7 +302,7 @@ def _restore_request(
         **_residency(served.residency),
         publish=True,
         drain_timeout_seconds=_DRAIN_WAIT_SECONDS,
-        keep=sorted(to_keep(facts.view(uid), earlier(facts, course), served.digest)),
+        keep=sorted(to_keep(facts.view(uid), keep, served.digest)),
         free_others=True,
         abort_seconds=facts.adapter.spec.drain_timeout_seconds,
     )
@@ -304,6 +311,7 @@ def _restore_request(
 async def _order(
     facts: Facts,
     fleet: Fleet,
+    course: Course,
     engines: Iterable[str],
     order: Callable[[str, SidecarClient], Awaitable[object]],
     step: str = "",
@@ -318,7 +326,7 @@ async def _order(
         try:
             await order(uid, link.client)
         except LorafleetError as error:
-            _note(facts, fleet, uid, error, step)
+            _note(facts, fleet, uid, error, course.content_for(uid), step)
         crash_at(step)
         _LOG.debug("%s: order to %s took %.3f s", facts.key, uid, time.monotonic() - started)
 
@@ -333,9 +341,11 @@ def _sent(amount: int) -> None:
     crash_at("chunk.sent")
 
 
-def _note(facts: Facts, fleet: Fleet, uid: str, error: LorafleetError, step: str = "") -> None:
+def _note(
+    facts: Facts, fleet: Fleet, uid: str, error: LorafleetError, content: str, step: str = ""
+) -> None:
+    """Keep what went wrong on one engine with the content that it was to have."""
     metadata, view = facts.adapter.metadata, facts.view(uid)
-    content = facts.course().content_for(uid)
     about = (metadata.uid, view.instance, metadata.generation, content)
     if isinstance(error, StagingFull) and facts.may_make_room(view):
         facts.full[uid] = error  # its turn to unload the old revision comes

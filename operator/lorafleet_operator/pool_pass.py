@@ -112,7 +112,7 @@ def moved(pool: EnginePool, fleet: Fleet) -> set[str]:
     for key, adapters in world.adapters.items():
         if fleet.owns(key):
             continue
-        other = world.pool(*key.split("/"))
+        other = world.pool(key)
         if other is not None and not here & {pod.uid for pod in world.members(other)}:
             found |= {known.key for known in adapters if known.settled}
     return found

@@ -161,10 +161,10 @@ class World:
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Labels of all namespaces by name; empty where the operator may not read them."""
 
-    def pool(self, namespace: str, name: str) -> EnginePool | None:
-        """Return the pool, None if there is none."""
-        pools = self.pools.get(namespace) or ()
-        return next((pool for pool in pools if pool.metadata.name == name), None)
+    def pool(self, key: str) -> EnginePool | None:
+        """Return the pool `<namespace>/<name>`, None if there is none."""
+        pools = self.pools.get(key.partition("/")[0]) or ()
+        return next((pool for pool in pools if pool.key == key), None)
 
     def keeper(self, pod: EnginePod) -> EnginePool | None:
         """Return the pool that cares for the pod: of those that select it, the first by name."""

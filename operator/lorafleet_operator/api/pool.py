@@ -209,4 +209,4 @@ class EnginePool(ApiModel):
     @property
     def key(self) -> str:
         """Return `<namespace>/<name>`."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
+        return names.pool_key(self.metadata.namespace, self.metadata.name)

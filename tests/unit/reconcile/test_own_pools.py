@@ -137,7 +137,7 @@ async def test_connections_are_opened_for_own_pools_and_closed_when_they_are_los
 async def test_an_adapter_that_is_served_elsewhere_by_others_is_left_over_here() -> None:
     served = {"desiredEngines": 1, "readyEngines": 1, "observedGeneration": 1}
     async with fleet() as (made, terms):
-        here = made.world.pool("team-a", "pool")
+        here = made.world.pool("team-a/pool")
         assert here is not None
         adapters: Any = made.world.adapters
         assert moved(here, made) == set(), "not before it is ready there"
