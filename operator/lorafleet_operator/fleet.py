@@ -291,8 +291,11 @@ class Fleet:
             self.grants_changed(name)
         for pools in self.world.pools.values():
             for pool in pools:
-                if any(_by_label(tenant) for tenant in pool.spec.tenants):
-                    self.planner(pool.key).tenants_stale = True
+                planner = self.planner(pool.key)
+                by_label = any(_by_label(tenant) for tenant in pool.spec.tenants)
+                # Most namespaces have no adapters: nothing was decided by their labels.
+                if by_label and planner.plan.board.tenancy.told(name):
+                    planner.tenants_stale = True
                     self.wake_pool(pool.key)
 
     def forget_adapter(self, uid: str, key: str) -> None:

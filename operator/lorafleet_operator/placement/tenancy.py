@@ -91,6 +91,10 @@ class Tenancy:
                 self._by_tenant[name] = rule
         return name
 
+    def told(self, namespace: str) -> bool:
+        """Return whether anybody has been told whose the namespace is."""
+        return namespace in self._names
+
     def rule(self, tenant: str) -> TenantRule | None:
         """Return the limits of a tenant that `tenant_of` has named, None if it has none."""
         return self._by_tenant.get(tenant)

@@ -121,3 +121,25 @@ async def test_a_grant_that_is_taken_back_ends_the_passes_that_use_it_and_no_oth
     assert {key for key, each in sleepers.items() if each.cuts} == {"team-a/sql"}
     woken = {key for key, each in sleepers.items() if each.woken.is_set()}
     assert woken == {"team-a/sql", "team-a/chat"}
+
+
+async def test_only_a_namespace_that_somebody_asked_about_makes_a_pool_look_at_its_tenants() -> (
+    None
+):
+    by_label = {"name": "a", "namespaceSelector": {"matchLabels": {"team": "a"}}}
+    labels: dict[str, dict[str, str]] = {"team-a": {}, "other": {}}
+    made = pool(tenants=[by_label])
+    there = World({}, {"team-a": [made]}, {}, {}, (), namespaces=labels)
+    async with ApiClient() as api:
+        fleet = Fleet(OperatorSettings(), there, api)
+        planner, looks = fleet.planner(made.key), []
+        planner.look_at_engines(made, there, fleet.links, 0.0)
+        assert fleet.tenant(made.key, "team-a") == "/team-a"
+        for name in ("other", "team-a"):
+            labels[name]["team"] = "a"
+            fleet.namespace_changed(name, names_too=False)
+            looks.append(planner.tenants_stale)
+        planner.look_at_engines(made, there, fleet.links, 0.0)
+        await fleet.links.close()
+    assert looks == [False, True]
+    assert {fleet.tenant(made.key, name) for name in labels} == {"a"}
