@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def hold_back(facts: Facts, fleet: Fleet) -> None:
-    """Let the pass order no load while its tenant's rate does not allow one."""
+    """Let the pass order no load while its tenant's rate does not allow one.
+
+    The way back from a revision that was given up waits for nothing: it ends failed requests.
+    """
     if facts.pool is None or facts.paused:
         return
     tenancy = fleet.planner(facts.pool.key).plan.board.tenancy
@@ -21,7 +24,7 @@ def hold_back(facts: Facts, fleet: Fleet) -> None:
     rule = tenancy.rule(tenant)
     if rule is None or rule.loads_per_minute is None:
         return
-    if not facts.may_act or not _would_load(facts):
+    if not facts.may_act or not _would_load(facts) or facts.course().given_up is not None:
         return
     seconds = fleet.load_rates.wait(facts.pool.key, tenant, facts.key, rule.loads_per_minute)
     if seconds:

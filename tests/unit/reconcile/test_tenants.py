@@ -15,7 +15,16 @@ from lorafleet_operator.placement import TenantRule
 from lorafleet_operator.report import report
 from lorafleet_operator.tenants import tenancy_of
 from lorafleet_operator.world import World
-from operator_builders import engine, facts, pool, staged
+from operator_builders import (
+    FINGERPRINT,
+    OLD,
+    adapter,
+    engine,
+    facts,
+    loaded,
+    pool,
+    staged,
+)
 
 LABELS = {"a1": {"team": "a", "tier": "gold"}, "a2": {"team": "a"}, "b1": {"team": "b"}}
 TENANTS: list[dict[str, Any]] = [
@@ -183,7 +192,7 @@ async def test_a_paused_adapter_takes_no_load_from_its_tenant_and_one_that_waits
     for _ in range(20):
         hold_back(found, fleet)
     assert found.held_back == ""
-    assert not rates.behind("team-a/pool", "/team-a", 60)
+    assert not rates.behind("team-a/pool", "/team-a")
     annotations.clear()
     for _ in range(10):
         hold_back(found, fleet)
@@ -192,4 +201,22 @@ async def test_a_paused_adapter_takes_no_load_from_its_tenant_and_one_that_waits
         hold_back(found, fleet)
     assert found.held_back == "tenant team-a has 60 loads a minute, all are taken for now"
     assert len(fleet.wakeups._timers) == 1
+    fleet.wakeups._timers.popitem()[1].cancel()
+
+
+async def test_a_way_back_waits_for_no_rate() -> None:
+    quota = {"name": "*", "quota": {"loadsPerMinute": 1}}
+    fleet: Any = KnownFleet(World({}, {}, {}, {}, ()), Links())
+    fleet.load_rates = LoadRates(lambda: 1000.0)
+    fleet.pools.plan.set_tenancy(tenancy_of(pool(tenants=[quota]).spec, LABELS.get))
+    fleet.load_rates.wait("team-a/pool", "/team-a", "team-a/other", 1)
+    old = {"digest": OLD, "fingerprint": "fp-0"}
+    view = engine("e-0", loaded(), staged(), staged(OLD, "fp-0"))
+    for bad in (True, False):
+        note = {"fingerprint": FINGERPRINT if bad else "fp-9", "generation": 1}
+        made = adapter(status={"stable": old, "rolledBack": note})
+        entries = (view,) if bad else (engine("e-0", loaded(OLD), staged(), staged(OLD, "fp-0")),)
+        found = facts(*entries, adapter=made, pool=pool(tenants=[quota]))
+        hold_back(found, fleet)
+        assert bool(found.held_back) is not bad
     fleet.wakeups._timers.popitem()[1].cancel()
