@@ -10,24 +10,27 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
-
-from PIL import Image, ImageDraw, ImageFont
+from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT / "bench"))
+
+import bars
+
+if TYPE_CHECKING:
+    from bars import Panel
+    from PIL import Image
+
 _RESULTS = _ROOT / "bench" / "fleet" / "results" / "scale.json"
 _PICTURE = _ROOT / "docs" / "fleet-scale.png"
-WIDTH, ROW, GAP, LEFT, RIGHT, SIZE = 1100, 34, 26, 330, 130, 18
 COLOUR = "#2f7ed8"
 START_SECONDS = 3.0
 """Processor time of an operator's start that has no part in any adapter."""
 
-Panel = tuple[str, str, list[tuple[str, float]]]
-
 
 def panels(runs: list[dict[str, Any]]) -> list[Panel]:
-    """Return (title, format of a value, bars) of each panel."""
-    found = []
+    """Return what each panel shows."""
+    found: list[Panel] = []
     for title, form, value in (
         ("From cold: the operator's processor time for each adapter", "{:.1f} ms", _cold),
         ("From cold: writes of the API server for each adapter", "{:.2f}", _writes),
@@ -36,13 +39,13 @@ def panels(runs: list[dict[str, Any]]) -> list[Panel]:
         ("Apply to Ready on the warm fleet, 99 of 100", "{:.2f} s", _ready),
         ("Most memory of the operator", "{:.0f} MiB", _memory),
     ):
-        bars = []
-        for run in runs:
-            name = f"{run['adapters']:,} on {run['engines']:,} engines"
-            if (figure := value(run)) is not None:
-                bars.append((name, figure))
-        if bars:
-            found.append((title, form, bars))
+        figures = [
+            (f"{run['adapters']:,} on {run['engines']:,} engines", figure)
+            for run in runs
+            if (figure := value(run)) is not None
+        ]
+        if figures:
+            found.append((title, form, figures))
     return found
 
 
@@ -84,23 +87,7 @@ def _memory(run: dict[str, Any]) -> float | None:
 
 def draw(runs: list[dict[str, Any]]) -> Image.Image:
     """Return the picture."""
-    parts = panels(runs)
-    height = sum(ROW * (len(bars) + 1) + GAP for _, _, bars in parts) + GAP
-    image = Image.new("RGB", (WIDTH, height), "white")
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(SIZE)
-    top = GAP
-    for title, form, bars in parts:
-        pen.text((20, top), title, "black", font)
-        top += ROW
-        scale = (WIDTH - LEFT - RIGHT) / (max(value for _, value in bars) or 1.0)
-        for name, value in bars:
-            end = LEFT + scale * value
-            pen.text((40, top + 5), name, "black", font)
-            pen.rectangle((LEFT, top + 4, end, top + ROW - 6), COLOUR)
-            pen.text((end + 10, top + 5), form.format(value), "black", font)
-            top += ROW
-        top += GAP
-    return image
+    return bars.draw(panels(runs), lambda _: COLOUR, left=330)
 
 
 def main() -> None:

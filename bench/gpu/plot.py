@@ -8,17 +8,21 @@ Bars are on a logarithmic scale: the ways differ by a factor of a hundred. Needs
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
-from typing import Any
-
-from PIL import Image, ImageDraw, ImageFont
+from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT / "bench"))
+
+import bars
+
+if TYPE_CHECKING:
+    from bars import Panel
+    from PIL import Image
+
 _RESULTS = _ROOT / "bench" / "gpu" / "results" / "load.json"
 _PICTURE = _ROOT / "docs" / "gpu-load.png"
-WIDTH, ROW, GAP, LEFT, RIGHT, SIZE = 1100, 34, 26, 190, 130, 18
 COLOURS = {
     "stock vLLM": "#9aa0a6",
     "device": "#f2a33a",
@@ -28,8 +32,8 @@ COLOURS = {
 }
 
 
-def panels(figures: dict[str, Any]) -> list[tuple[str, str, list[tuple[str, float]]]]:
-    """Return (title, format of a value, bars) of each panel."""
+def panels(figures: dict[str, Any]) -> list[Panel]:
+    """Return what each panel shows."""
     load = [
         ("stock vLLM", figures["stock_s"]),
         ("device", figures["device_s"]),
@@ -57,28 +61,9 @@ def panels(figures: dict[str, Any]) -> list[tuple[str, str, list[tuple[str, floa
 
 def draw(figures: dict[str, Any]) -> Image.Image:
     """Return the picture."""
-    parts = panels(figures)
-    height = sum(ROW * (len(bars) + 1) + GAP for _, _, bars in parts) + GAP
-    image = Image.new("RGB", (WIDTH, height + ROW), "white")
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(SIZE)
-    top = GAP
-    for title, form, bars in parts:
-        pen.text((20, top), title, "black", font)
-        top += ROW
-        least = min(value for _, value in bars) / 2
-        most = max(value for _, value in bars)
-        scale = (WIDTH - LEFT - RIGHT) / math.log(most / least)
-        for name, value in bars:
-            end = LEFT + scale * math.log(value / least)
-            pen.text((40, top + 5), name, "black", font)
-            pen.rectangle((LEFT, top + 4, end, top + ROW - 6), COLOURS[name])
-            pen.text((end + 10, top + 5), form.format(value), "black", font)
-            top += ROW
-        top += GAP
     versions = figures["versions"]
     note = f"{versions.get('gpu', 'no GPU')}, vLLM {versions['vllm']}, {figures['date'][:10]}; log scale"
-    pen.text((20, top), note, "#5f6368", font)
-    return image
+    return bars.draw(panels(figures), COLOURS.__getitem__, left=190, logarithmic=True, note=note)
 
 
 def main() -> None:
