@@ -26,6 +26,7 @@ ANSWER_SECONDS: Final = 10.0
 _TAKES_ORDERS: Final = (pb.ENGINE_HEALTH_READY, pb.ENGINE_HEALTH_STOCK)
 _MOST_DIGESTS: Final = 4096
 """A source that is written again and again with one content has a fingerprint each time."""
+_SPARE_DIGESTS: Final = 64
 _RETRY_FIRST: Final = 0.2
 _RETRY_LIMIT: Final = 10.0
 
@@ -117,8 +118,14 @@ class EngineLink:
             raise
 
     def learn(self, fingerprint: str, digest: str) -> None:
-        """Note what a commit said; the oldest notes go, and cost a question when they are missed."""
+        """Note what a commit said. Notes of what is staged no more go, and the oldest of too many:
+        one that is missed costs a question."""
         self.digests[fingerprint] = digest
+        staged = {each.digest for each in self.inventory.staged} if self.inventory else set()
+        if len(self.digests) > _SPARE_DIGESTS + 2 * len(staged):
+            for known, noted in list(self.digests.items()):
+                if noted not in staged and known != fingerprint:
+                    del self.digests[known]
         while len(self.digests) > _MOST_DIGESTS:
             del self.digests[next(iter(self.digests))]
 
