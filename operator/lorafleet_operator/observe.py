@@ -55,17 +55,22 @@ async def _count_requests(facts: Facts, fleet: Fleet) -> None:
     trial = facts.adapter.status.canary
     if trial is None or trial.promoted:
         return
-    trying = {entry.pod_name for entry in facts.adapter.status.engines if entry.canary}
     asked = [
         link
         for view in facts.engines
-        if view.pod.name in trying and (link := fleet.links.get(view.uid)) is not None
+        if _has(view, facts.key, trial.fingerprint)
+        and (link := fleet.links.get(view.uid)) is not None
     ]
     # One that does not answer is without contact from here on: the pass sees that.
     await asyncio.gather(*(link.refresh() for link in asked), return_exceptions=True)
     facts.engines = [
         engine_view(view.pod, fleet.links, member=view.member) for view in facts.engines
     ]
+
+
+def _has(view: EngineView, adapter: str, fingerprint: str) -> bool:
+    digest = view.digest_of(fingerprint)
+    return any(entry.digest == digest for entry in view.loaded(adapter))
 
 
 async def first_answers(fleet: Fleet, pods: Iterable[EnginePod]) -> bool:

@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from known_fleet import KnownFleet, Link, Links
 from lorafleet.errors import EngineRejected
 from lorafleet_operator.api.v1alpha1 import Canary, CanaryStatus, Revision
 from lorafleet_operator.canary import Candidate, choose, failure, watch
-from lorafleet_operator.facts import Placed
+from lorafleet_operator.facts import Facts, Placed
 from lorafleet_operator.memory import Verdict
+from lorafleet_operator.observe import observe
 from lorafleet_operator.report import report
-from operator_builders import DIGEST, FINGERPRINT, OLD, adapter, engine, facts, loaded, staged
+from lorafleet_operator.world import World
+from operator_builders import (
+    DIGEST,
+    FINGERPRINT,
+    OLD,
+    adapter,
+    engine,
+    facts,
+    loaded,
+    pool,
+    staged,
+)
 
 if TYPE_CHECKING:
-    from lorafleet_operator.facts import Facts
     from lorafleet_operator.revisions import Course
     from lorafleet_operator.world import EngineView
 
@@ -284,3 +296,29 @@ def test_a_plan_that_gives_no_engine_settles_nothing() -> None:
     found = facts(old_on("a"), placed=Placed(), adapter=adapter(status={"stable": STABLE}))
     status = report(found, NOW).status
     assert status.stable == Revision.model_validate(STABLE)
+
+
+class Asked(Link):
+    """A connection that counts how often the inventory was asked for."""
+
+    times = 0
+
+    async def refresh(self) -> None:
+        self.times += 1
+
+
+async def test_every_engine_that_tries_a_revision_is_asked_for_its_figures_and_no_other() -> None:
+    """Also one that the status does not name: it has room for a hundred."""
+    views = [new_on("a"), old_on("b"), new_on("c")]
+    links = {view.uid: Asked(view) for view in views}
+    named = [{"podName": "c", "canary": True}, {"podName": "b"}]
+    status = {"stable": STABLE, "canary": trial().to_api(), "engines": named}
+    for over in (False, True):
+        status["canary"] = trial(promoted=over).to_api()
+        world = World({"team-a": [v.pod for v in views]}, {"team-a": [pool()]}, {}, {}, ())
+        fleet: Any = KnownFleet(world, Links(links))
+        for view in views:
+            assert view.inventory is not None
+            fleet.holders.note(view.uid, view.inventory)
+        await observe(Facts(adapter(status=status, rollout=TRY_ONE), "2026-01-01"), fleet)
+        assert [link.times for link in links.values()] == [1, 0, 1], "not after its end"
