@@ -21,7 +21,6 @@ _TIERS: Final = {
     pb.TIER_STAGED: Tier.STAGED,
     pb.TIER_SOURCE: Tier.SOURCE,
 }
-_MAX_MESSAGE: Final = 1024
 
 
 def engine_entry(
@@ -48,7 +47,7 @@ def engine_entry(
         tier=_tier(shown, digest),
         published=bool(shown and shown.published and view.takes_orders),
         in_flight=sum(each.in_flight for each in loaded),
-        message=" ".join(message.split())[:_MAX_MESSAGE],
+        message=message,
     )
     same = before is not None and (before.digest, before.tier, before.published) == (
         entry.digest,

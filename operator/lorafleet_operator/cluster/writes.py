@@ -10,6 +10,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from aiohttp import ClientError
 from kubernetes.aio import client
 
 from lorafleet_operator.api import names
@@ -146,5 +147,6 @@ async def post_event(
     }
     try:
         await ask(api, "POST", path(_EVENTS, metadata["namespace"]), event)
-    except client.ApiException as error:
-        _LOG.warning("cannot post event %s about %s: %s", reason, metadata["name"], error.reason)
+    except (client.ApiException, ClientError, TimeoutError) as error:
+        said = getattr(error, "reason", "") or error
+        _LOG.warning("cannot post event %s about %s: %s", reason, metadata["name"], said)
