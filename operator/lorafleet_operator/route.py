@@ -30,12 +30,13 @@ async def route(facts: Facts, fleet: Fleet, status: LoRAAdapterStatus | None = N
         facts.routing_problem = await withdraw(facts.adapter, fleet)
         facts.routing = facts.adapter.status.routing if facts.routing_problem else None
         return
-    facts.routing = RoutingStatus(
-        service=service_name(Role.ADAPTER, intent.name),
-        http_route=service_name(Role.ADAPTER, intent.name) if intent.http_route else "",
-    )
     gone = () if intent.http_route else _said_routes(facts.adapter)
-    facts.routing_problem = await fleet.router.show(intent, gone)
+    problem = await fleet.router.show(intent, gone)
+    name = service_name(Role.ADAPTER, intent.name)
+    # What could not be taken away is still there, and the status alone knows of it.
+    there = intent.http_route is not None or bool(gone and problem)
+    facts.routing = RoutingStatus(service=name, http_route=name if there else "")
+    facts.routing_problem = problem
 
 
 async def route_pool(

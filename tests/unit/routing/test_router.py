@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from known_fleet import Link, Links
-from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client import ApiClient, ApiException
 from lorafleet_operator import term
 from lorafleet_operator.cluster.owned import ROUTE, SERVICE, SLICE, Json, Key, Owned
 from lorafleet_operator.holders import Holders
+from lorafleet_operator.route import route
 from lorafleet_operator.routing.endpoints import HttpRoute, Intent
 from lorafleet_operator.routing.router import Router
-from operator_builders import engine, loaded
+from operator_builders import adapter, engine, facts, loaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,10 +33,14 @@ class Objects(Owned):
         super().__init__(api)
         self.there: dict[Key, Json] = {}
         self.writes = 0
+        self.refused = ""
+        """Kind of which nothing may be written."""
         self._has_routes = True
 
     async def _call(self, verb: str, key: Key, body: Json) -> Json:
         term.check()  # as the client of the API server does
+        if key[0] == self.refused:
+            raise ApiException(status=403, reason="Forbidden")
         self.writes += 1
         if verb == "DELETE":
             return self.there.pop(key)
@@ -82,6 +88,30 @@ async def test_a_route_that_is_not_wanted_goes_also_when_only_the_status_knows_i
         assert await router.show(WANTED, [THE_ROUTE]) is None
         assert objects.there.keys() == {(SERVICE, "team-a", "lora-sql"), THE_SLICE}
         assert await router.show(WANTED, [THE_ROUTE]) is None, "it is gone already"
+
+
+async def test_a_route_that_may_not_be_deleted_stays_in_the_status_until_it_is_gone() -> None:
+    async with routers() as (router, objects):
+        route_of = HttpRoute("front", "gateways", hostname="sql.example")
+        await router.show(replace(WANTED, http_route=route_of))
+        del objects._seen[THE_ROUTE]
+        objects.refused = ROUTE
+        fleet: Any = SimpleNamespace(router=router)
+        status: dict[str, Any] = {"routing": {"service": "lora-sql", "httpRoute": "lora-sql"}}
+        for refused in (True, False):
+            found = facts(
+                engine("engine-0", loaded()),
+                adapter=adapter(status=status, routing={"service": True}),
+            )
+            await route(found, fleet)
+            assert found.routing is not None
+            assert (found.routing_problem is not None, THE_ROUTE in objects.there) == (
+                refused,
+                refused,
+            )
+            assert found.routing.http_route == ("lora-sql" if refused else "")
+            status["routing"] = found.routing.to_api()
+            objects.refused = ""
 
 
 async def test_what_is_forgotten_is_left_to_others() -> None:
