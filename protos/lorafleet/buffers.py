@@ -29,8 +29,8 @@ def reuse_large_buffers() -> None:
 def give_back_freed() -> None:
     """Give memory that was freed in the heap back to the kernel; no-op on other C libraries.
 
-    Freed memory between what is in use stays with the process otherwise: a client library that is
-    compiled at the start leaves 80 MiB behind. Takes some milliseconds.
+    Freed memory between what is in use stays with the process otherwise, and
+    `reuse_large_buffers` lets more of it stay. Takes some milliseconds.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
