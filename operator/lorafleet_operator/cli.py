@@ -80,7 +80,7 @@ def _run() -> int:
         standalone=True,  # which operator acts for what, leases tell (tenure.py)
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
-        memo=kopf.Memo(settings=settings),
+        memo=handlers.Shared(settings=settings),
     )
     return 0
 

@@ -45,8 +45,17 @@ _POOL_GATHER_SECONDS: Final = 1.0
 """The figures in a pool's status change with every load: this bounds how often they are written."""
 _TIDY_SECONDS: Final = 20.0
 """Pause between two times of giving freed memory back, which takes some ten milliseconds each."""
+_IDLE_SECONDS: Final = 0.5
+"""How long the framework keeps a task for an object that an event was about, for the next one."""
 _PAGE: Final = 500
 """Objects of a list that are read at a time: as many are in memory as Python objects."""
+
+
+class Shared(kopf.Memo):
+    """What all handlers share: one, where the framework would make a copy for each object."""
+
+    def __copy__(self) -> Shared:
+        return self
 
 
 class _NoCopies(kopf.DiffBaseStorage):
@@ -131,6 +140,7 @@ def configure(
     settings.persistence.finalizer = f"{names.ANNOTATION_PREFIX}/not-used"
     settings.persistence.diffbase_storage = _NoCopies()
     settings.posting.enabled = False  # our Events say more
+    settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.chunk_size = _PAGE
     if pod_selector:
         settings.watching.label_selectors[PODS] = pod_selector

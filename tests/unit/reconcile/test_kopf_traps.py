@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import kopf
 from kopf._core.intents.registries import get_default_registry
 from lorafleet_operator import handlers
@@ -26,6 +28,12 @@ def test_nothing_is_indexed_by_the_framework_which_lets_all_wait_until_all_are()
     watched = {handler.selector.any_name for handler in _registered("_watching")}  # type: ignore[attr-defined]
     ours = {"enginepools", "loraadapters", "adaptergrants"}
     assert watched == {"pods", "services", "endpointslices", *ours}
+
+
+def test_what_handlers_share_is_one_for_all_objects() -> None:
+    shared = handlers.Shared(settings=1)
+    assert copy.copy(shared) is shared
+    assert shared.settings == 1
 
 
 def test_the_framework_only_watches_and_leaves_our_finalizer_alone() -> None:
