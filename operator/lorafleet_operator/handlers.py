@@ -43,7 +43,7 @@ _ADAPTER_GATHER_SECONDS: Final = 0.2
 """An engine that goes is told of by its connection and by its pod, an order by each engine."""
 _POOL_GATHER_SECONDS: Final = 1.0
 """The figures in a pool's status change with every load: this bounds how often they are written."""
-_TIDY_SECONDS: Final = 20.0
+_TIDY_SECONDS: Final = 10.0
 """Pause between two times of giving freed memory back, which takes some ten milliseconds each."""
 _IDLE_SECONDS: Final = 0.5
 """How long the framework keeps a task for an object that an event was about, for the next one."""

@@ -47,7 +47,7 @@ class Pulse:
         self._longest = longest
         self._late = late
         self._timers: set[asyncio.Timeout] = set()
-        self._task = asyncio.create_task(self._run())
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self._run())
 
     @asynccontextmanager
     async def within(self, seconds: float, what: str) -> AsyncIterator[None]:
@@ -64,9 +64,15 @@ class Pulse:
             raise self.lost or late from None
 
     async def stop(self) -> None:
-        """Ask no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Ask no more.
+
+        The task is let go of, for its end refers to this object: only the collector of cycles would
+        free both, and with them what `ask` holds, a connection.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
         patience = _FIRST_SECONDS

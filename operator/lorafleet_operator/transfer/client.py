@@ -272,8 +272,9 @@ class LifeQuestion:
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
 
 def open_channel(host: str, port: int, tls: Tls | None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from sys import intern
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import EngineUnreachable, LorafleetError
@@ -120,7 +121,7 @@ class EngineLink:
     def learn(self, fingerprint: str, digest: str) -> None:
         """Note what a commit said. Notes of what is staged no more go, and the oldest of too many:
         one that is missed costs a question."""
-        self.digests[fingerprint] = digest
+        self.digests[fingerprint] = intern(digest)  # each engine's answer has a copy of its own
         staged = {each.digest for each in self.inventory.staged} if self.inventory else set()
         if len(self.digests) > _SPARE_DIGESTS + 2 * len(staged):
             for known, noted in list(self.digests.items()):
