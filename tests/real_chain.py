@@ -125,10 +125,12 @@ class RealChain(Chain):
         }
         self._create("loraadapters", "LoRAAdapter", name, full)
 
-    def patch(self, name: str, spec: dict[str, Any]) -> None:
-        self.custom.patch_namespaced_custom_object(
+    def patch(self, name: str, spec: dict[str, Any]) -> int:
+        """Change an adapter's spec; returns its generation then."""
+        changed: dict[str, Any] = self.custom.patch_namespaced_custom_object(
             "lorafleet.dev", "v1alpha1", self.namespace, "loraadapters", name, {"spec": spec}
         )
+        return int(changed["metadata"]["generation"])
 
     def wait_ready(self, name: str, seconds: float = 60) -> dict[str, Any]:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import random
@@ -64,7 +64,7 @@ class Chaos:
             self.say(f"apply {name} with {content}")
             self._wishes.want(name, content)
             self._chain.s3_adapter(name, self._chain.files / content)
-            self._chain.patch(name, {"source": {"pollIntervalSeconds": 1}})
+            self._write(name, {})
         return bool(free)
 
     def update(self) -> bool:
@@ -80,7 +80,7 @@ class Chaos:
             if self._digests[content] in self._routes.statuses.get(name, {}).get("history", []):
                 self.say(f"roll back {name} to {content} by spec.revision")
                 self._wishes.want(name, content)
-                self._chain.patch(name, {"revision": self._digests[content]})
+                self._write(name, {"revision": self._digests[content]})
             else:
                 self._give(name, content, "roll back")
         return bool(names)
@@ -176,7 +176,13 @@ class Chaos:
         self.say(f"{what} {name} to {content}")
         self._wishes.want(name, content)
         self._chain.s3.upload(self._chain.files / content, name)
-        self._chain.patch(name, {"revision": None})
+        self._write(name, {"revision": None})
+
+    def _write(self, name: str, spec: dict[str, Any]) -> None:
+        """Patch the manifest so that its generation tells the newest wish from those before."""
+        poll = 1 + len(self._wishes.now[name].contents) % 2
+        generation = self._chain.patch(name, spec | {"source": {"pollIntervalSeconds": poll}})
+        self._wishes.written(name, generation)
 
     def _after(self, seconds: float, work: Callable[[], None]) -> None:
         def run() -> None:

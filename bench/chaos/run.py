@@ -35,6 +35,7 @@ REST_SECONDS = 180
 
 def watch(routes: Routes, wishes: Wishes, digests: dict[str, str], ended: threading.Event) -> None:
     """Keep the routes current and note which contents are Ready, until `ended`."""
+    contents = {digest: content for content, digest in digests.items()}
     while not ended.wait(0.3):
         routes.look()
         for name, wish in list(wishes.now.items()):
@@ -46,8 +47,8 @@ def watch(routes: Routes, wishes: Wishes, digests: dict[str, str], ended: thread
             ready = {"type": "Ready", "status": "True"}.items()
             if not any(ready <= each.items() for each in status.get("conditions", [])):
                 continue
-            if status["digest"] == digests[wish.contents[-1][1]]:
-                wishes.settle(name, len(wish.contents) - 1)
+            content = contents.get(status.get("digest", ""), "")
+            wishes.ready(name, content, status.get("observedGeneration", 0))
 
 
 def rest(routes: Routes, wishes: Wishes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ class Wish:
     touched_at: float = 0.0
     """When it was last changed or, at the latest, last seen not to be settled."""
     deleted: bool = False
+    generation: float = math.inf
+    """Of the manifest that asks for the newest content; a status of an older one says nothing of it."""
 
 
 @dataclass
@@ -36,7 +39,12 @@ class Wishes:
             wish = self.now.setdefault(name, Wish([]))
             wish.contents.append((moment, content))
             wish.touched_at = moment
-            wish.deleted = False
+            wish.deleted, wish.generation = False, math.inf
+
+    def written(self, name: str, generation: int) -> None:
+        """Note that the manifest of that generation asks for the newest content of `name`."""
+        with self._lock:
+            self.now[name].generation = generation
 
     def unwant(self, name: str) -> None:
         """Note that `name` is about to be deleted."""
@@ -49,12 +57,14 @@ class Wishes:
         with self._lock:
             del self.now[name]
 
-    def settle(self, name: str, index: int) -> None:
-        """Note that content `index` of `name` is Ready on every engine."""
+    def ready(self, name: str, content: str, generation: int) -> None:
+        """Note that a status of `generation` says that `content` of `name` is Ready everywhere."""
         with self._lock:
             wish = self.now.get(name)
-            if wish is not None and wish.settled < index:
-                wish.settled, wish.settled_at = index, time.monotonic()
+            if wish is None or generation < wish.generation or wish.contents[-1][1] != content:
+                return
+            if wish.settled < len(wish.contents) - 1:
+                wish.settled, wish.settled_at = len(wish.contents) - 1, time.monotonic()
 
     def untouched(self, name: str, since: float) -> bool:
         """Whether `name` has been settled, and let alone, from `since` until now."""

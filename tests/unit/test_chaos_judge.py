@@ -17,7 +17,8 @@ def judge() -> Wishes:
 
 
 def ready(wishes: Wishes, at: float) -> Wishes:
-    wishes.settle("sql", 1)
+    wishes.written("sql", 7)
+    wishes.ready("sql", "new", 7)
     wishes.now["sql"].settled_at = at
     return wishes
 
@@ -44,3 +45,15 @@ def test_only_an_adapter_that_is_settled_and_let_alone_must_answer() -> None:
     assert not wishes.untouched("sql", 39), "it was changed after that"
     wishes.unwant("sql")
     assert not wishes.untouched("sql", 41)
+
+
+def test_a_status_of_an_earlier_manifest_settles_nothing_though_it_names_the_content() -> None:
+    wishes = judge()
+    wishes.want("sql", "old")  # back to what was Ready before
+    wishes.ready("sql", "old", 6)
+    wishes.written("sql", 7)
+    wishes.ready("sql", "old", 6)
+    wishes.ready("sql", "new", 7)
+    assert wishes.now["sql"].settled == 0
+    wishes.ready("sql", "old", 7)
+    assert wishes.now["sql"].settled == 2
