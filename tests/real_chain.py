@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ import httpx
 import pytest
 import tiny_models
 from localstack import EngineSpec, S3Server
-from operator_chain import BASE, Chain, eventually
+from operator_chain import BASE, GROUP, Chain, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 # Two OpenMP threads wait for one another whenever something else needs a core.
@@ -28,10 +29,12 @@ class RealChain(Chain):
     def __init__(self, kubeconfig: Path, directory: Path, namespace: str, model: Path) -> None:
         super().__init__(kubeconfig, directory, namespace)
         self.model = model
+        self.stock: dict[str, str] = {}
+        """What stock vLLM answers with an adapter's files, by its served name."""
         self.files = directory / "adapters"
         self.http = httpx.Client(timeout=120)  # one: each makes a TLS context, 0.1 s of CPU
         self.s3: S3Server = self.stack.start_s3()
-        self._secret()
+        self.secret()
 
     def stop(self) -> None:
         self.http.close()
@@ -86,7 +89,17 @@ class RealChain(Chain):
 
     # Sources
 
-    def _secret(self) -> None:
+    @contextmanager
+    def within(self, namespace: str) -> Iterator[None]:
+        """Act in another namespace."""
+        here, self.namespace = self.namespace, namespace
+        try:
+            yield
+        finally:
+            self.namespace = here
+
+    def secret(self) -> None:
+        """Let adapters of the namespace read from the S3 server."""
         data = {"accessKeyID": self.s3.access_key, "secretAccessKey": self.s3.secret_key}
         body = {"metadata": {"name": "s3"}, "stringData": data}
         self.core.create_namespaced_secret(self.namespace, body)
@@ -124,6 +137,12 @@ class RealChain(Chain):
             **spec,
         }
         self._create("loraadapters", "LoRAAdapter", name, full)
+
+    def patch_pool(self, spec: dict[str, Any]) -> None:
+        """Change the pool's spec."""
+        self.custom.patch_namespaced_custom_object(
+            *GROUP, self.namespace, "enginepools", "pool", {"spec": spec}
+        )
 
     def patch(self, name: str, spec: dict[str, Any]) -> int:
         """Change an adapter's spec; returns its generation then."""
@@ -163,6 +182,12 @@ class RealChain(Chain):
         """Return the answers of one request per entry of `models`, `at_once` in flight."""
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda model: self.tokens(engine, model), models))
+
+    def state(self, engine: str) -> dict[str, Any]:
+        """Return what the engine's plugin says of its revisions and its worker now."""
+        socket = self.engines[engine].volume / "run" / "engine.sock"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=60) as plugin:
+            return dict(plugin.get("http://engine/v1/state").json())
 
     def stock_tokens(self, engine: str, files: Path, max_tokens: int = 16) -> str:
         """Return what vLLM answers with the adapter loaded by its own path from disk."""

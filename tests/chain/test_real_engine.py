@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
 CRDS = Path(__file__).parents[2] / "crds"
 ENGINE = "engine-0"
+NOISY = "noisy"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def fleet() -> Iterator[RealChain]:
             )
             try:
                 chain.start_vllm(ENGINE, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
-                chain.start_operator()
+                chain.core.create_namespace({"metadata": {"name": NOISY}})
+                chain.start_operator(LORAFLEET_NAMESPACES=f"{chain.namespace},{NOISY}")
                 chain.pool()
                 eventually(
                     lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True",
@@ -263,6 +265,71 @@ def test_a_bad_adapter_gets_one_line_and_the_engine_is_not_asked(
         == requests
     )
     fleet.wait_gone("bad")
+
+
+def _churn(fleet: RealChain, numbers: range) -> list[bool]:
+    """Let another tenant load adapters in a row and ask each, then take them all back.
+
+    Return after each whether the quiet tenant's was still in its slot; every third time it is asked.
+    """
+    quiet, kept = _name(fleet, "quiet"), []
+    there = {"name": "pool", "namespace": fleet.namespace}
+    for number in numbers:
+        name = f"noisy-{number}"
+        with fleet.within(NOISY):
+            fleet.s3_adapter(name, fleet.make(name, seed=900 + number), poolRef=there)
+            fleet.wait_ready(name)
+            fleet.tokens(ENGINE, _name(fleet, name))
+        state = fleet.state(ENGINE)
+        kept.append(state["served"][quiet] in state["workers"][0]["gpu"])
+        if number % 3 == 2:
+            assert fleet.tokens(ENGINE, quiet) == fleet.stock[quiet]
+    with fleet.within(NOISY):
+        for number in numbers:
+            fleet.delete("loraadapters", f"noisy-{number}")
+        eventually(lambda: not fleet.adapters(), 60, "the others stay after their deletion")
+    return kept
+
+
+def test_a_tenant_that_loads_without_pause_takes_nothing_of_what_another_is_guaranteed(
+    fleet: RealChain,
+) -> None:
+    files, quiet = fleet.make("quiet", seed=91), _name(fleet, "quiet")
+    fleet.stock[quiet] = fleet.stock_tokens(ENGINE, files)
+    with fleet.within(NOISY):
+        fleet.secret()
+    spec = {"from": [{"namespace": NOISY}], "to": [{"kind": "EnginePool", "name": "pool"}]}
+    fleet._create("adaptergrants", "AdapterGrant", "guests", spec)
+    fleet.s3_adapter("quiet", files)
+    fleet.wait_ready("quiet")
+    assert fleet.tokens(ENGINE, quiet) == fleet.stock[quiet]
+    assert not all(_churn(fleet, range(3))), "without a guarantee three others push it out"
+
+    guarantee = {"slots": 1, "arenaShare": "2Mi"}
+    selector = {"names": [fleet.namespace]}
+    tenant = {"name": "quiet", "namespaceSelector": selector, "guarantee": guarantee}
+    fleet.patch_pool({"tenants": [tenant]})
+    state = fleet.state(ENGINE)
+
+    def kept() -> bool:
+        worker = fleet.state(ENGINE)["workers"][0]
+        return state["served"][quiet] in {*worker["pinned"]} & {*worker["gpu"]}
+
+    eventually(kept, what="the guarantee counts")
+    before = fleet.state(ENGINE)["workers"][0]
+    assert all(_churn(fleet, range(3, 33))), "thirty others leave it where it is"
+    after = fleet.state(ENGINE)["workers"][0]
+    assert after["loads"] - before["loads"] == 30
+    assert after["evictions"] - before["evictions"] >= 27, "they took turns all the while"
+    assert after["rebuilds"] == before["rebuilds"], "nothing had to come back for a request"
+
+    def usage() -> dict[str, object]:
+        found = fleet.status("pool", "enginepools").get("tenants", [])
+        return next((each for each in found if each["name"] == "quiet"), {})
+
+    eventually(lambda: (usage().get("adapters"), usage().get("guaranteedSlots")) == (1, 1))
+    fleet.patch_pool({"tenants": []})
+    fleet.wait_gone("quiet")
 
 
 def test_what_a_killed_engine_lost_comes_back_from_the_arena(fleet: RealChain) -> None:
