@@ -48,8 +48,9 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
 
 def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
     """Return what the pool's tenants have by the plan that `keep_engines` has just looked at."""
-    throttled = partial(fleet.load_rates.behind, pool.key)
-    return tenant_usage(fleet.planner(pool.key).plan, throttled)
+    planner = fleet.planner(pool.key)
+    planner.settle(fleet.wakeups.wake)  # a pass may have seen other tenants since, and waits now
+    return tenant_usage(planner.plan, partial(fleet.load_rates.behind, pool.key))
 
 
 def with_routing(

@@ -72,7 +72,7 @@ EVENTS = {Reason.PREEMPTED: "urgent of higher priority"}
 """The same of what stands in an Event: once it is unloaded, the condition says NoCapacity."""
 RIVALS = {
     Reason.STAGING_BUSY: ["second"],
-    Reason.LOAD_RATE_LIMITED: ["third", "fourth"],
+    Reason.LOAD_RATE_LIMITED: ["third", "fourth", "fifth"],
 }
 """Others that want the same at the same time: any may come first, and another one waits."""
 ROUTES = {
