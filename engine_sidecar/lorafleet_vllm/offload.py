@@ -10,7 +10,7 @@ import torch
 from lorafleet_vllm.tensor_tree import model_tensors, replace_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 _View = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -97,9 +97,7 @@ def release(device: torch.device) -> None:
 
 def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages of `tensors`."""
-    return sum(
-        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
-    )
+    return sum(_storages(tensors))
 
 
 def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -107,10 +105,16 @@ def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
     torch rounds each block up to a power of two (CachingHostAllocator).
     """
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    if not torch.cuda.is_available():
-        return sum(sizes.values())
-    return sum(1 << (size - 1).bit_length() for size in sizes.values() if size)
+    sizes = _storages(tensors)
+    if torch.cuda.is_available():
+        return sum(1 << (size - 1).bit_length() for size in sizes if size)
+    return sum(sizes)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Collection[int]:
+    """Return the sizes of the distinct storages of `tensors`."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}.values()
 
 
 def _view(tensor: torch.Tensor) -> _View:
