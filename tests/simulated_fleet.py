@@ -172,9 +172,7 @@ class SimulatedFleet:
             answer = await self._ask("POST", self._path("loraadapters"), body)
         else:
             applied.status = known.status
-            place = self._path("loraadapters", name)
-            found = await self._ask("GET", place)  # PUT: a PATCH is counted as the operator's
-            answer = await self._ask("PUT", place, {**found, "spec": spec})
+            answer = await self._change(self._path("loraadapters", name), spec)
         applied.generation = answer["metadata"]["generation"]
         self._see(answer)
 
@@ -279,8 +277,22 @@ class SimulatedFleet:
     def _path(self, plural: str, name: str = "") -> str:
         return f"{GROUP}/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
+    async def _change(self, path: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Change fields of an object's spec: by PUT, for a PATCH is counted as the operator's.
+
+        Again when a status was written between the two requests.
+        """
+        while True:
+            found = await self._ask("GET", path)
+            answer = await self._ask("PUT", path, {**found, "spec": {**found["spec"], **spec}})
+            if answer["kind"] != "Status":
+                return answer
+
     async def _ask(self, verb: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Send one request; 16 at a time, so that the API server has time for the operator too."""
+        """Send one request; 16 at a time, so that the API server has time for the operator too.
+
+        A conflict is answered, as a Status: what is there already, or is newer by now.
+        """
         kind = "application/merge-patch+json" if verb == "PATCH" else "application/json"
         async with (
             self._limit,
