@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 MEMORY = Path("/dev/shm")
 
@@ -26,6 +26,22 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("lorafleet")
+
+_LOG_BYTES = 6000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the ends of what the processes of a failed test wrote: CI keeps no files."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for log in sorted(folder.rglob("*.log")):
+            tail = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+            report.sections.append((f"end of {log.relative_to(folder)}", tail))
+    return report
 
 
 @pytest.fixture
