@@ -272,6 +272,8 @@ class FakeEngine:
                     "gpu": list(self.gpu),
                     "host": list(self.host),
                     "slot_bytes": 1 << 20,
+                    "weights_bytes": 5 << 20,
+                    "kv_cache_bytes": 3 << 20,
                     "resident_host_bytes": 1 << 28,
                     "seconds": {"fill": 0.25},
                     **self.counts,

@@ -56,6 +56,28 @@ def slot_bytes_are_those_of_vllms_buffers(engine: Any, adapter: Path) -> Figures
     return {"told": told, "found": found}
 
 
+def weights_and_kv_cache_are_vllms(engine: Any, adapter: Path) -> Figures:
+    """The model's own tensors as its modules hold them, and the caches that vLLM's plan names."""
+    from lorafleet_vllm.worker_calls import lorafleet_stats
+
+    told = json.loads(lorafleet_stats(engine.worker))
+    runner = engine.worker.model_runner
+    planned = sum(each.size for each in runner.kv_cache_config.kv_cache_tensors)
+    assert planned > 0
+    agree(told["kv_cache_bytes"], planned)
+    held = {
+        tensor.data_ptr(): tensor.nbytes
+        for module in runner.get_model().modules()
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    }
+    agree(told["weights_bytes"], sum(held.values()))
+    if torch.cuda.is_available():
+        parts = sum(told[f"{part}_bytes"] for part in ("weights", "kv_cache", "slot"))
+        assert parts <= torch.cuda.memory_allocated()
+    return {"weights": told["weights_bytes"], "kv_cache": told["kv_cache_bytes"]}
+
+
 def allocated_and_reserved_bytes_are_torchs(engine: Any, adapter: Path) -> Figures:
     """What torch says of the device, and the kernel of the process."""
     told = engine.residency.report()
@@ -125,6 +147,7 @@ def pinned_bytes_are_those_of_the_pinning_allocator(engine: Any, adapter: Path) 
 
 CHECKS: tuple[Callable[[Any, Path], Figures], ...] = (
     slot_bytes_are_those_of_vllms_buffers,
+    weights_and_kv_cache_are_vllms,
     allocated_and_reserved_bytes_are_torchs,
     the_temporary_peak_is_torchs,
     registered_bytes_are_resident_pages_of_the_arena,

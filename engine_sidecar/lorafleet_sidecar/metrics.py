@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from lorafleet_sidecar.observed import FirstRequestFigures
+from lorafleet_sidecar.residents import NAMESPACES_SHOWN, displaced, revision_bytes, tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,16 +88,6 @@ def _one(value: Callable[[Reading], float]) -> Callable[[Reading], Iterable[Samp
     return lambda reading: [((), value(reading))]
 
 
-def _tiers(reading: Reading) -> Iterable[Sample]:
-    loaded = reading.inventory.loaded
-    for tier, label in ((pb.TIER_GPU, "gpu"), (pb.TIER_HOST, "host"), (pb.TIER_STAGED, "staged")):
-        count = sum(each.tier == tier for each in loaded)
-        if label == "staged":
-            known = {each.digest for each in loaded}
-            count += sum(each.digest not in known for each in reading.inventory.staged)
-        yield (label,), count
-
-
 def _health(reading: Reading) -> Iterable[Sample]:
     for name, value in pb.EngineHealth.items():
         if value != pb.ENGINE_HEALTH_UNSPECIFIED:
@@ -130,6 +121,11 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_staged_revisions", "gauge", (),
            "Committed revisions in the arena.",
            _one(lambda r: len(r.inventory.staged))),
+    Series("lorafleet_sidecar_revision_bytes", "gauge", ("tier", "adapter_namespace"),
+           "Arena bytes of committed revisions by the best tier in which the engine has them, and by the namespace "
+           "of the adapter that brought them. Namespaces with fewer bytes than the first "
+           f"{NAMESPACES_SHOWN} are _others.",
+           lambda r: revision_bytes(r.inventory)),
     Series("lorafleet_sidecar_received_bytes", "counter", (),
            "Tensor bytes received by this process and its receivers.",
            _one(lambda r: r.received_bytes)),
@@ -154,7 +150,10 @@ TABLE: tuple[Series, ...] = (
            "1 for the state that the engine is in: starting, ready, stock, refused.", _health),
     Series("lorafleet_engine_adapters", "gauge", ("tier",),
            "Revisions by their best tier: in a GPU slot, registered with the engine, in the arena only.",
-           _tiers),
+           lambda r: tiers(r.inventory)),
+    Series("lorafleet_engine_displaced_adapters", "gauge", (),
+           "Served revisions that keep a slot, by their residency or their tenant's guarantee, and are in none.",
+           _one(lambda r: displaced(r.inventory))),
     Series("lorafleet_engine_requests_in_flight", "gauge", (),
            "Requests running on adapters of this fleet.",
            _one(lambda r: sum(each.in_flight for each in r.inventory.loaded))),
@@ -165,6 +164,10 @@ TABLE: tuple[Series, ...] = (
            "How long those that were served waited for their adapter.", lambda _: ()),
     Series("lorafleet_engine_slots", "gauge", (),
            "GPU slots for adapters (max_loras).", _one(lambda r: r.inventory.max_loras)),
+    Series("lorafleet_engine_weights_bytes", "gauge", ("rank",),
+           "Device bytes of the base model: its weights and buffers.", _per_rank("weights_bytes")),
+    Series("lorafleet_engine_kv_cache_bytes", "gauge", ("rank",),
+           "Device bytes of the KV cache.", _per_rank("kv_cache_bytes")),
     Series("lorafleet_engine_slot_bytes", "gauge", ("rank",),
            "Device bytes of all LoRA slots.", _per_rank("slot_bytes")),
     Series("lorafleet_engine_gpu_memory_peak_bytes", "gauge", ("rank",),
@@ -186,6 +189,14 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_engine_host_memory_resident_bytes", "gauge", ("rank",),
            "Resident memory of the worker process, shared pages included.",
            _per_rank("resident_host_bytes")),
+    Series("lorafleet_engine_host_memory_private_bytes", "gauge", ("rank",),
+           "Of these, what the worker shares with no file: not the arena.",
+           _per_rank("private_host_bytes")),
+    Series("lorafleet_engine_host_memory_baseline_bytes", "gauge", ("rank",),
+           "Private bytes when the worker's first loads were done; 0 before.",
+           _per_rank("baseline_host_bytes")),
+    Series("lorafleet_engine_baseline_loads", "gauge", ("rank",),
+           "Loads by then.", _per_rank("baseline_loads")),
     Series("lorafleet_engine_loads", "counter", ("rank",),
            "Revisions registered with the worker.", _per_rank("loads")),
     Series("lorafleet_engine_offloads", "counter", ("rank",),
@@ -197,6 +208,8 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_engine_evictions", "counter", ("rank", "tier"),
            "Revisions that the worker's LRU dropped from its registry.",
            _per_rank_and("evictions", "host")),
+    Series("lorafleet_engine_slot_evictions", "counter", ("rank",),
+           "Revisions that gave up their GPU slot for another.", _per_rank("slot_evictions")),
     Series("lorafleet_engine_phase_seconds", "counter", ("rank", "phase"),
            "Seconds that the worker spent by phase: build, fill, activate, offload, rebuild.", _phases),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from lorafleet.errors import EngineRejected
 from vllm.lora.request import LoRARequest
 
+from lorafleet_vllm.footprint import footprint
 from lorafleet_vllm.proof import evidence
 from lorafleet_vllm.residency import Residency
 from lorafleet_vllm.worker_profile import read_profile
@@ -23,7 +24,9 @@ def lorafleet_stats(worker: Any) -> str:
     A worker in which the plugin is not live says why under `inactive`.
     """
     residency = residency_of(worker)
-    report = {"inactive": _reason(worker)} if residency is None else residency.report()
+    if residency is None:
+        return json.dumps({"rank": worker.rank, "inactive": _reason(worker)})
+    report = {**residency.report(), **footprint(worker.model_runner)}
     return json.dumps({"rank": worker.rank, **report})
 
 

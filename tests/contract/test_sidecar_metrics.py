@@ -50,6 +50,12 @@ async def test_values_are_those_of_the_moment_of_the_scrape(rig: Rig) -> None:
     assert value(families, staging + "_limit_bytes") == ARENA_BYTES
     assert value(families, "lorafleet_engine_adapters", tier="gpu") == 1
     assert value(families, "lorafleet_engine_adapters", tier="staged") == 1
+    sizes = {
+        tuple(s.labels.values()): s.value
+        for s in families["lorafleet_sidecar_revision_bytes"].samples
+    }
+    assert set(sizes) == {("team-a", "gpu"), ("team-a", "staged")}
+    assert sum(sizes.values()) == sum(each.size_bytes for each in rig.sidecar.store.revisions())
     assert value(families, "lorafleet_engine_health", state="ready") == 1
     assert value(families, "lorafleet_engine_health", state="stock") == 0
     requests = "lorafleet_sidecar_engine_requests"
@@ -64,6 +70,8 @@ async def test_each_worker_rank_has_its_own_series(rig: Rig) -> None:
     for rank in ("0", "1"):
         assert value(families, "lorafleet_engine_loads", rank=rank) == 1
         assert value(families, "lorafleet_engine_slot_bytes", rank=rank) == 1 << 20
+        assert value(families, "lorafleet_engine_weights_bytes", rank=rank) == 5 << 20
+        assert value(families, "lorafleet_engine_kv_cache_bytes", rank=rank) == 3 << 20
         assert value(families, "lorafleet_engine_phase_seconds", rank=rank, phase="fill") == 0.25
 
 

@@ -386,7 +386,7 @@ class ArenaUsage(_message.Message):
     def __init__(self, limit_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., in_use_bytes: _Optional[int] = ..., largest_free_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMemory(_message.Message):
-    __slots__ = ("rank", "slot_bytes", "temporary_peak_bytes", "temporary_kept_bytes", "registered_host_bytes", "pinned_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes", "loads", "evictions", "rebuilds", "offloads", "seconds", "resident_host_bytes", "private_host_bytes", "baseline_host_bytes", "baseline_loads")
+    __slots__ = ("rank", "slot_bytes", "temporary_peak_bytes", "temporary_kept_bytes", "registered_host_bytes", "pinned_host_bytes", "torch_allocated_bytes", "torch_reserved_bytes", "loads", "evictions", "rebuilds", "offloads", "seconds", "resident_host_bytes", "private_host_bytes", "baseline_host_bytes", "baseline_loads", "weights_bytes", "kv_cache_bytes", "slot_evictions")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,9 @@ class WorkerMemory(_message.Message):
     PRIVATE_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     BASELINE_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     BASELINE_LOADS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     slot_bytes: int
     temporary_peak_bytes: int
@@ -428,7 +431,10 @@ class WorkerMemory(_message.Message):
     private_host_bytes: int
     baseline_host_bytes: int
     baseline_loads: int
-    def __init__(self, rank: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., temporary_peak_bytes: _Optional[int] = ..., temporary_kept_bytes: _Optional[int] = ..., registered_host_bytes: _Optional[int] = ..., pinned_host_bytes: _Optional[int] = ..., torch_allocated_bytes: _Optional[int] = ..., torch_reserved_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., rebuilds: _Optional[int] = ..., offloads: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resident_host_bytes: _Optional[int] = ..., private_host_bytes: _Optional[int] = ..., baseline_host_bytes: _Optional[int] = ..., baseline_loads: _Optional[int] = ...) -> None: ...
+    weights_bytes: int
+    kv_cache_bytes: int
+    slot_evictions: int
+    def __init__(self, rank: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., temporary_peak_bytes: _Optional[int] = ..., temporary_kept_bytes: _Optional[int] = ..., registered_host_bytes: _Optional[int] = ..., pinned_host_bytes: _Optional[int] = ..., torch_allocated_bytes: _Optional[int] = ..., torch_reserved_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., rebuilds: _Optional[int] = ..., offloads: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resident_host_bytes: _Optional[int] = ..., private_host_bytes: _Optional[int] = ..., baseline_host_bytes: _Optional[int] = ..., baseline_loads: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., slot_evictions: _Optional[int] = ...) -> None: ...
 
 class GetEngineProfileRequest(_message.Message):
     __slots__ = ()
