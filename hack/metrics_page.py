@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorafleet_operator import metrics as operator
+from lorafleet_operator.pool_series import PoolSeries
 from lorafleet_sidecar import metrics as sidecar
 from prometheus_client import Counter, Gauge, Histogram, Metric
 
@@ -46,10 +47,10 @@ def _operator_table() -> str:
             lines.append(_row(family.name + suffix, family, metric._labelnames))
         elif isinstance(metric, operator.AdapterSeries):
             lines += [_row(each.name, each, each._labelnames) for each in metric.describe()]
-        elif isinstance(metric, operator.PoolSeries):
-            engines, recycles = metric.describe()
-            lines.append(_row(engines.name, engines, ("namespace", "name", "traffic")))
-            lines.append(_row(f"{recycles.name}_total", recycles, ("namespace", "name")))
+        elif isinstance(metric, PoolSeries):
+            for each in metric.describe():
+                suffix = "_total" if each.type == "counter" else ""
+                lines.append(_row(each.name + suffix, each, metric.labels()[each.name]))
     return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,7 @@ import aiohttp
 import kopf
 from lorafleet.buffers import give_back_freed
 
-from lorafleet_operator import passes
+from lorafleet_operator import metrics, passes
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.lists import listing_responses
@@ -98,6 +98,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     """Set the framework up, connect to the API server, serve /healthz and /metrics."""
     ours: OperatorSettings = memo.settings
     configure(settings, pod_selector=ours.pod_selector, namespaces=ours.namespaces)
+    metrics.ADAPTERS.limit = ours.metrics_adapters
     watched = Watched(ours.namespaces)
     fleet = Fleet(ours, watched.world, await reads.connect())
     try:
@@ -111,12 +112,14 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
         wakeups=fleet.wakeups,
         settings=ours,
         gather=_ADAPTER_GATHER_SECONDS,
+        kind=names.ADAPTER_KIND,
     )
     memo.pools = Rounds(
         gated(passes.pool_round, pool_of_pool, fleet),
         wakeups=fleet.wakeups,
         settings=ours,
         gather=_POOL_GATHER_SECONDS,
+        kind=names.POOL_KIND,
     )
     watched.serve(fleet, adapters=memo.adapters, pools=memo.pools)
     fleet.tenure = Tenure.of(ours, fleet.shards_changed)

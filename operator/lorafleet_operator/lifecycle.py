@@ -87,7 +87,12 @@ async def keep_engines(
     plain = {name: state for name, (state, _) in states.items()}
     recycled = await go_on(pool, views, plain, fleet, now)
     counts = Counter(state.value for state in plain.values())
-    metrics.POOLS.show(pool.key, {each: counts[each] for each in EngineTraffic}, recycled.count)
+    metrics.POOLS.show(
+        pool.key,
+        {each: counts[each] for each in EngineTraffic},
+        recycled.count,
+        {view.pod.name: not view.problem for view in views},
+    )
     if recycled.event is not None:
         await _event(pool, fleet, *recycled.event)
     if waited_for or recycled.going is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+
+from lorafleet_operator.pool_series import PoolSeries
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
 REGISTRY: Final = CollectorRegistry()
 
@@ -26,6 +28,25 @@ RECONCILE_ERRORS: Final = Counter(
     "lorafleet_operator_reconcile_errors_total",
     "Passes that ended in an error, by the reason in the condition.",
     ["reason"],
+    registry=REGISTRY,
+)
+PASS_WAIT_SECONDS: Final = Histogram(
+    "lorafleet_operator_pass_wait_seconds",
+    "How long passes that were due waited for a place.",
+    ["kind"],
+    registry=REGISTRY,
+    buckets=(0.01, 0.1, 0.5, 1, 5, 15, 60, 300),
+)
+PASSES_RUNNING: Final = Gauge(
+    "lorafleet_operator_passes_running",
+    "Passes that run now, those that wait for something included.",
+    ["kind"],
+    registry=REGISTRY,
+)
+API_REQUESTS: Final = Counter(
+    "lorafleet_operator_api_requests_total",
+    "Requests to the API server other than lists and watches; code is the answer's, or none.",
+    ["verb", "code"],
     registry=REGISTRY,
 )
 ROLLBACKS: Final = Counter(
@@ -54,6 +75,12 @@ TRANSFER_SECONDS: Final = Histogram(
 TRANSFERS: Final = Gauge(
     "lorafleet_operator_transfers_in_progress",
     "Stagings that run now.",
+    registry=REGISTRY,
+)
+TRANSFER_RESULTS: Final = Counter(
+    "lorafleet_operator_transfer_results_total",
+    "Revisions that engines were to get, one by one: ok, or the reason why one did not.",
+    ["outcome"],
     registry=REGISTRY,
 )
 
@@ -86,6 +113,17 @@ class Shown:
     conditions: tuple[tuple[str, str], ...]
     desired: int
     ready: int
+    pool: str = ""
+    """Key of its pool, `<namespace>/<name>`."""
+    reason: str = ""
+    """Why it is not Ready, "" if it is."""
+    tiers: tuple[tuple[str, int], ...] = ()
+    """Engines that have it, by the best tier there."""
+
+    @property
+    def is_ready(self) -> str:
+        """The status of its condition Ready."""
+        return next((status for type_, status in self.conditions if type_ == "Ready"), "Unknown")
 
 
 class AdapterSeries:
@@ -93,9 +131,13 @@ class AdapterSeries:
 
     Twenty objects of the library for each of ten thousand adapters would be a quarter of the
     operator's memory, and as many for each sample while a text is made several times that.
+
+    At most `limit` adapters have series of their own, those that are not Ready first: each costs
+    Prometheus some forty. The sums over a pool count all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 2000) -> None:
+        self.limit = limit
         self._shown: dict[tuple[str, str], Shown] = {}
         self._equal = lru_cache(maxsize=1024)(lambda conditions: conditions)
 
@@ -115,7 +157,7 @@ class AdapterSeries:
             GaugeMetricFamily(
                 "lorafleet_operator_adapter_info",
                 "1 for each adapter.",
-                labels=[*place, "base_model"],
+                labels=[*place, "base_model", "pool_namespace", "pool"],
             ),
             GaugeMetricFamily(
                 "lorafleet_operator_adapter_condition",
@@ -127,6 +169,21 @@ class AdapterSeries:
                 "Engines of an adapter, by state: desired, ready.",
                 labels=[*place, "state"],
             ),
+            GaugeMetricFamily(
+                "lorafleet_operator_adapter_tier_engines",
+                "Engines that have an adapter, by the best tier there: gpu, host, staged.",
+                labels=[*place, "tier"],
+            ),
+            GaugeMetricFamily(
+                "lorafleet_operator_adapter_failing",
+                "1 for each adapter that is not Ready, with the reason in its condition.",
+                labels=[*place, "reason"],
+            ),
+            GaugeMetricFamily(
+                "lorafleet_operator_adapters",
+                "Adapters of a pool by what their condition Ready is; with series of their own or without.",
+                labels=[*place, "ready"],
+            ),
         ]
 
     def text(self) -> Iterator[str]:
@@ -134,10 +191,12 @@ class AdapterSeries:
 
         It is what the library would write: labels in the order of their names.
         """
-        shown = list(self._shown.items())
-        samples = (_info, _conditions, _engines)
-        for family, lines in zip(self.describe(), samples, strict=True):
-            yield f"# HELP {family.name} {family.documentation}\n# TYPE {family.name} gauge\n"
+        everything = list(self._shown.items())
+        shown = self._within_limit(everything)
+        samples = (_info, _conditions, _engines, _tiers, _failing)
+        *families, sums = self.describe()
+        for family, lines in zip(families, samples, strict=True):
+            yield _head(family)
             for start in range(0, len(shown), _ADAPTERS_AT_A_TIME):
                 part = shown[start : start + _ADAPTERS_AT_A_TIME]
                 yield "".join(
@@ -145,11 +204,34 @@ class AdapterSeries:
                     for (namespace, name), said in part
                     for labels, value in lines(f'name="{name}",namespace="{namespace}"', said)
                 )
+        counts = Counted((said.pool, said.is_ready) for _, said in everything)
+        yield _head(sums) + "".join(
+            f'{sums.name}{{{_pool(pool, "name", "namespace")},ready="{ready}"}} {count:.1f}\n'
+            for (pool, ready), count in sorted(counts.items())
+        )
+
+    def _within_limit(
+        self, everything: list[tuple[tuple[str, str], Shown]]
+    ) -> list[tuple[tuple[str, str], Shown]]:
+        if len(everything) <= self.limit:
+            return everything
+        failing = [each for each in everything if each[1].is_ready != "True"]
+        well = (each for each in everything if each[1].is_ready == "True")
+        return [*failing, *well][: self.limit]
+
+
+def _head(family: GaugeMetricFamily) -> str:
+    return f"# HELP {family.name} {family.documentation}\n# TYPE {family.name} gauge\n"
+
+
+def _pool(key: str, name_label: str, namespace_label: str) -> str:
+    namespace, _, name = key.partition("/")
+    return f'{name_label}="{name}",{namespace_label}="{namespace}"'
 
 
 def _info(place: str, said: Shown) -> list[tuple[str, int]]:
     model = said.base_model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return [(f'base_model="{model}",{place}', 1)]
+    return [(f'base_model="{model}",{place},{_pool(said.pool, "pool", "pool_namespace")}', 1)]
 
 
 def _conditions(place: str, said: Shown) -> list[tuple[str, int]]:
@@ -167,49 +249,15 @@ def _engines(place: str, said: Shown) -> list[tuple[str, int]]:
     ]
 
 
+def _tiers(place: str, said: Shown) -> list[tuple[str, int]]:
+    return [(f'{place},tier="{tier}"', count) for tier, count in said.tiers]
+
+
+def _failing(place: str, said: Shown) -> list[tuple[str, int]]:
+    return [(f'{place},reason="{said.reason}"', 1)] if said.reason else []
+
+
 ADAPTERS: Final = AdapterSeries()
-
-
-class PoolSeries(Collector):
-    """The series of all pools: how many engines take traffic, and how many were recycled."""
-
-    def __init__(self) -> None:
-        self._shown: dict[str, tuple[dict[str, int], int]] = {}
-
-    def show(self, key: str, engines: dict[str, int], recycles: int) -> None:
-        """Set what the series of the pool `<namespace>/<name>` say; `engines` by their state."""
-        self._shown[key] = engines, recycles
-
-    def keep(self, keys: Collection[str]) -> None:
-        """Remove the series of all other pools."""
-        self._shown = {key: shown for key, shown in self._shown.items() if key in keys}
-
-    def describe(self) -> list[Metric]:
-        """Return the families without samples."""
-        place = ["namespace", "name"]
-        return [
-            GaugeMetricFamily(
-                "lorafleet_operator_pool_engines",
-                "Engines of a pool by whether they take traffic: the values of engines[].traffic.",
-                labels=[*place, "traffic"],
-            ),
-            CounterMetricFamily(
-                "lorafleet_operator_pool_recycles",
-                "Engines of a pool that were started again by its rule and came back.",
-                labels=place,
-            ),
-        ]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the families, from any thread."""
-        engines, recycles = self.describe()
-        for key, (states, count) in list(self._shown.items()):
-            namespace, _, name = key.partition("/")
-            place = {"namespace": namespace, "name": name}
-            for state, number in states.items():
-                engines.add_sample(engines.name, {**place, "traffic": state}, number)
-            recycles.add_sample(f"{recycles.name}_total", place, count)
-        yield from (engines, recycles)
 
 
 POOLS: Final = PoolSeries()

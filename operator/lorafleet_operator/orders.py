@@ -101,8 +101,11 @@ async def _bring(
         except (SourceError, DigestMismatch) as error:
             facts.source_error = error
             fleet.memory.drop_look(facts.adapter.metadata.uid)
+            metrics.TRANSFER_RESULTS.labels(error.reason).inc(len(rest))
             return
     for uid, result in results.items():
+        outcome = result.reason if isinstance(result, LorafleetError) else "ok"
+        metrics.TRANSFER_RESULTS.labels(outcome).inc()
         if isinstance(result, LorafleetError):
             _note(facts, fleet, uid, result, content)
         else:

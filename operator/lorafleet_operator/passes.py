@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
+from lorafleet_operator.api.conditions import ConditionType
 from lorafleet_operator.api.meta import Condition
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
 from lorafleet_operator.cluster import finalizer
@@ -28,6 +30,7 @@ from lorafleet_operator.term import TermOver
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapterStatus
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
 
@@ -99,9 +102,22 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
             tuple((intern(e.type), intern(e.status)) for e in result.status.conditions),
             desired=result.status.desired_engines,
             ready=result.status.ready_engines,
+            pool=adapter.pool_key,
+            reason=_why_not_ready(result.status),
+            tiers=_tiers(result.status),
         ),
     )
     return not result.retry
+
+
+def _why_not_ready(status: LoRAAdapterStatus) -> str:
+    found = next((e for e in status.conditions if e.type == ConditionType.READY), None)
+    return intern(found.reason) if found is not None and found.status != "True" else ""
+
+
+def _tiers(status: LoRAAdapterStatus) -> tuple[tuple[str, int], ...]:
+    counts = Counter(intern(str(entry.tier)) for entry in status.engines if entry.tier)
+    return tuple(sorted(counts.items()))
 
 
 async def _publish(body: dict[str, Any], fleet: Fleet, result: Report) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.errors import EngineUnreachable, LorafleetError
 
+from lorafleet_operator import metrics
 from lorafleet_operator.api.conditions import ConditionType, Reason, condition, merge_conditions
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES
 from lorafleet_operator.api.v1alpha1 import (
@@ -19,6 +20,7 @@ from lorafleet_operator.api.v1alpha1 import (
 from lorafleet_operator.lifecycle import Life, keep_engines
 from lorafleet_operator.observe import first_answers
 from lorafleet_operator.orders import unload_request
+from lorafleet_operator.pool_series import TenantFigures
 from lorafleet_operator.recycling import growth, loads
 from lorafleet_operator.report import routed
 from lorafleet_operator.route import route_pool
@@ -43,6 +45,7 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     views = pool_engines(pool, fleet.world, fleet.links)
     status = pool_status(pool, views, now, await keep_engines(pool, views, fleet, now))
     status = status.model_copy(update={"tenants": tenants(pool, fleet)})
+    metrics.POOLS.show_tenants(pool.key, [_figures(tenant) for tenant in status.tenants])
     return with_routing(pool, status, routing, problem)
 
 
@@ -51,6 +54,18 @@ def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
     planner = fleet.planner(pool.key)
     planner.settle(fleet.wakeups.wake)  # a pass may have seen other tenants since, and waits now
     return tenant_usage(planner.plan, partial(fleet.load_rates.behind, pool.key))
+
+
+def _figures(usage: TenantUsage) -> TenantFigures:
+    return TenantFigures(
+        usage.namespace or usage.name,
+        usage.adapters,
+        usage.staged_bytes,
+        usage.staged_bytes_quota,
+        usage.pinned_bytes,
+        usage.guaranteed_bytes,
+        usage.throttled,
+    )
 
 
 def with_routing(

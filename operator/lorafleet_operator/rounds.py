@@ -110,11 +110,14 @@ class Rounds:
         wakeups: Wakeups,
         settings: OperatorSettings,
         gather: float = 0.0,
+        kind: str = "",
     ) -> None:
         self._one_pass = one_pass
         self._wakeups = wakeups
         self._settings = settings
         self._gather = gather
+        self._waited = metrics.PASS_WAIT_SECONDS.labels(kind)
+        self._running = metrics.PASSES_RUNNING.labels(kind)
         self._rounds: dict[str, Round] = {}
         self._heap: list[tuple[float, int, Round]] = []
         self._count = itertools.count()
@@ -161,6 +164,8 @@ class Rounds:
         while True:
             await self._places.acquire()
             found = await self._next()
+            self._waited.observe(self._now() - found.due)
+            self._running.inc()
             found.begins()
             place = Turn(self._places, taken=True)
             found.task = asyncio.create_task(self._pass(found, place), name=found.key)
@@ -194,6 +199,7 @@ class Rounds:
     def _ended(self, found: Round, place: Turn, task: asyncio.Task[Outcome | None]) -> None:
         place.give_back()  # here, since a pass that is cut off before it begins has no `finally`
         found.task = None
+        self._running.dec()
         if self._rounds.get(found.uid) is not found:
             return
         outcome = Outcome(well=True, interval=0.0) if task.cancelled() else task.result()

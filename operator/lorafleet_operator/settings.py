@@ -98,6 +98,10 @@ class OperatorSettings:
     """host:port of /healthz and /metrics over plain HTTP. Default every address, for the kubelet
     and Prometheus; nothing there is secret. Empty: no server."""
 
+    metrics_adapters: int = 2000
+    """Adapters that have series of their own at /metrics, those that are not Ready first. Default
+    2000: each costs Prometheus some forty series; the sums count all."""
+
     liveness_seconds: float = 300.0
     """Age of the last proof of life (an event, a list) at which /healthz fails."""
 
@@ -224,6 +228,7 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "backoff_seconds": _seconds,
     "backoff_limit_seconds": _seconds,
     "listen": _address,
+    "metrics_adapters": _within(0, 1_000_000),
     "liveness_seconds": _seconds,
     "shards": _within(1, 64),
     "lease_namespace": str,

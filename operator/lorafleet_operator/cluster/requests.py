@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from kubernetes.aio import client
 
+from lorafleet_operator import metrics
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -61,8 +63,13 @@ async def send(
     verb, url, headers, body, _ = await api.param_serialize(
         method, path, None, [*(query or {}).items()], headers, body, auth_settings=["BearerToken"]
     )
-    response = await api.call_api(verb, url, headers, body, _request_timeout=seconds)
-    content = await response.read()
+    code = "none"
+    try:
+        response = await api.call_api(verb, url, headers, body, _request_timeout=seconds)
+        code = str(response.status)
+        content = await response.read()
+    finally:
+        metrics.API_REQUESTS.labels(method, code).inc()
     if not 200 <= response.status <= 299:
         text = content.decode(errors="replace")
         raise client.ApiException.from_response(http_resp=response, body=text, data=None)
