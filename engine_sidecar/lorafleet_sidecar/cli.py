@@ -1,4 +1,4 @@
-"""Command line: `lorafleet-sidecar serve | inspect PATH | profile`."""
+"""Command line: `lorafleet-sidecar serve | inspect PATH | profile | install-plugin DIR`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lorafleet.errors import EngineUnreachable, LorafleetError
 
 from lorafleet_sidecar.engine import EngineClient
 from lorafleet_sidecar.inspection import inspect_volume
+from lorafleet_sidecar.plugin_files import install_plugin
 from lorafleet_sidecar.profile_cache import ProfileCache
 from lorafleet_sidecar.server import Sidecar
 from lorafleet_sidecar.settings import InvalidSetting, SidecarSettings
@@ -55,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     profile = verbs.add_parser("profile", help="print what the engine can take")
     profile.add_argument("-o", "--output", choices=("text", "json"), default="text")
     profile.set_defaults(run=lambda a: print(_profile(a.output)))
+    install = verbs.add_parser(
+        "install-plugin",
+        help="write the plugin to a folder for vLLM's PYTHONPATH; serve does it too",
+    )
+    install.add_argument("directory", type=Path, metavar="DIR")
+    install.set_defaults(run=lambda a: install_plugin(a.directory))
     return parser
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -19,6 +20,7 @@ from lorafleet_sidecar.engine import STOCK_GRACE_SECONDS, EngineClient
 from lorafleet_sidecar.first_requests import FirstRequests
 from lorafleet_sidecar.metrics import SidecarCollector
 from lorafleet_sidecar.metrics_server import MetricsServer
+from lorafleet_sidecar.plugin_files import install_plugin
 from lorafleet_sidecar.restore import Restorer
 from lorafleet_sidecar.service import SERVICE_NAME, SidecarServicer
 from lorafleet_sidecar.store import RevisionStore
@@ -31,6 +33,8 @@ from lorafleet_sidecar.transfer_service import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lorafleet_sidecar.settings import SidecarSettings
 
 log = logging.getLogger(__name__)
@@ -72,7 +76,8 @@ class Sidecar:
         """Look at the engine once, then listen. Raises OSError when an address is taken."""
         settings = self._settings
         self.port = self._listen()
-        (settings.volume / "run").mkdir(parents=True, exist_ok=True)
+        _open_run_directory(settings.run_directory)
+        install_plugin(settings.plugin_directory)
         # A sidecar that restarts alone first learns what the engine reads, then takes bytes.
         await self.agent.look()
         pb_grpc.add_SidecarServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -149,6 +154,16 @@ class Sidecar:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {settings.listen}: {error}") from error
         return int(port)
+
+
+def _open_run_directory(path: Path) -> None:
+    """Let vLLM, which runs as another user of the same group, make its socket there.
+
+    What is made in it belongs to that group (setgid), whatever group vLLM's own is.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if path.stat().st_uid == os.geteuid():
+        path.chmod(0o2770)
 
 
 def _restore_desired(store: RevisionStore) -> Desired:

@@ -98,14 +98,24 @@ class SidecarSettings:
     names none. Default 60: longer than most generations."""
 
     @property
+    def run_directory(self) -> Path:
+        """What sidecar and vLLM both write to."""
+        return self.volume / "run"
+
+    @property
+    def plugin_directory(self) -> Path:
+        """The plugin's files, which vLLM's PYTHONPATH names."""
+        return self.volume / "plugin"
+
+    @property
     def engine_socket(self) -> Path:
         """The plugin's control socket."""
-        return self.volume / "run" / "engine.sock"
+        return self.run_directory / "engine.sock"
 
     @property
     def profile_path(self) -> Path:
         """Where the last known engine profile is kept for while vLLM restarts."""
-        return self.volume / "run" / "profile.json"
+        return self.run_directory / "profile.json"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> SidecarSettings:
