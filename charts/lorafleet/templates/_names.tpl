@@ -15,6 +15,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.serviceAccount.name | default .Release.Name }}
 {{- end }}
 
+{{- define "lorafleet.image" -}}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
+
+{{- /* Name of the Secret with the operator's certificate, empty for plaintext. */ -}}
+{{- define "lorafleet.tlsSecret" -}}
+{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret }}
+{{- else if ne .Values.tls.mode "none" }}{{ .Release.Name }}-tls{{ end }}
+{{- end }}
+
+{{- /* Namespaces of engines, as a JSON list under "names". */ -}}
+{{- define "lorafleet.engineNamespaces" -}}
+{{ dict "names" (.Values.tls.engineNamespaces | default .Values.namespaces) | toJson }}
+{{- end }}
+
 {{- /* What the operator may do in a namespace that it serves; see cluster/ and handlers.py. */ -}}
 {{- define "lorafleet.rules" -}}
 - apiGroups: [lorafleet.dev]
