@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import yaml
+from helm import rendered
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kube_rest import KubeRest
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "lorafleet"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/{}"
-
-
 RELEASE = "lorafleet"
 SHARDS = 2
-_EACH_SHARD = r"{{ range .*? }}{{ \$\.Release\.Name }}-{{ \$shard }}, {{ end }}"
 
 
-def rules(name: str = "rules") -> list[dict[str, Any]]:
-    """The rules of the template: `rules` where it serves, `leases` in its own namespace."""
-    text = (CHART / "templates" / "_names.tpl").read_text()
-    shards = ", ".join(f"{RELEASE}-{shard}" for shard in range(SHARDS))
-    text, replaced = re.subn(_EACH_SHARD, shards, text)
-    assert replaced == 1
-    found = re.search(
-        rf'define "lorafleet\.{name}" -}}}}\n(.*?){{{{- end }}}}', text, flags=re.DOTALL
-    )
-    assert found
-    parsed: list[dict[str, Any]] = yaml.safe_load(found[1])
-    return parsed
+@cache
+def rules(name: str = RELEASE) -> tuple[dict[str, Any], ...]:
+    """The rules of a Role of the chart: of RELEASE where it serves, of `-leases` in its own namespace."""
+    made = rendered("namespaces={served}", f"shards={SHARDS}", "tls.mode=none", release=RELEASE)
+    (role,) = (each for each in made if (each["kind"], each["metadata"]["name"]) == ("Role", name))
+    return tuple(role["rules"])
 
 
 def token(kube: KubeRest, namespace: str) -> str:
@@ -40,7 +31,9 @@ def token(kube: KubeRest, namespace: str) -> str:
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     name = {"metadata": {"name": "operator"}}
     kube.create(accounts, name)
-    kube.create(_RBAC.format(namespace, "roles"), {**name, "rules": [*rules(), *rules("leases")]})
+    kube.create(
+        _RBAC.format(namespace, "roles"), {**name, "rules": [*rules(), *rules(f"{RELEASE}-leases")]}
+    )
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"}
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": namespace}
     kube.create(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from chart_role import CHART, RELEASE, SHARDS, token
+from chart_role import RELEASE, SHARDS, token
 from kube_rest import KubeRest, Refused
 from lorafleet_operator.api.names import API_VERSION, CONDITION_WARM
 from resource_builders import adapter, path
@@ -134,13 +134,3 @@ def test_the_operator_may_do_no_more(
     with pytest.raises(Refused) as refusal:
         call(where.format(namespace))
     assert refusal.value.status == 403
-
-
-def test_the_chart_hands_out_the_generated_crds() -> None:
-    linked = CHART / "files" / "crds"
-    assert linked.is_symlink()
-    assert sorted(path.name for path in linked.glob("*.yaml")) == [
-        "lorafleet.dev_adaptergrants.yaml",
-        "lorafleet.dev_enginepools.yaml",
-        "lorafleet.dev_loraadapters.yaml",
-    ]

@@ -26,12 +26,12 @@ def environ(pod: dict[str, Any], fields: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def test_the_example_sidecar_knows_its_pod_and_the_name_of_its_pools_certificates() -> None:
+def test_the_example_sidecar_knows_its_pod_and_the_name_of_its_namespaces_certificates() -> None:
     template = yaml.safe_load(EXAMPLE.read_text())["spec"]["template"]
     labels = template["metadata"]["labels"]
     fields = {f"metadata.labels['{name}']": value for name, value in labels.items()}
     fields |= {"metadata.uid": "u-1", "metadata.namespace": "demo"}
     settings = SidecarSettings.from_environ(environ(template["spec"], fields))
     assert settings.pod_uid == "u-1"
-    assert settings.peer_name == "smollm2.demo.engines.lorafleet"
+    assert settings.peer_name == "demo.engines.lorafleet"
     assert Dialer(settings.tls_dir, settings.peer_name).may_dial
