@@ -77,13 +77,17 @@ def values() -> list[Value]:
     return found
 
 
-def _walk(node: Any, loaded: Any, lines: list[str], path: tuple[str, ...]) -> Iterator[Value]:
+def _walk(
+    node: Any, loaded: Any, lines: list[str], path: tuple[str, ...], group: str = ""
+) -> Iterator[Value]:
+    """Yield the values of a map; one without a comment has that of its group."""
     for key, child in node.value:
         default = loaded[key.value]
-        value = Value((*path, key.value), default, *_comment(lines, key.start_mark.line))
+        own, extra = _comment(lines, key.start_mark.line)
+        value = Value((*path, key.value), default, own or group, extra)
         yield value
-        if isinstance(default, dict) and not value.extra:
-            yield from _walk(child, default, lines, value.path)
+        if isinstance(default, dict) and not extra:
+            yield from _walk(child, default, lines, value.path, own)
 
 
 def _comment(lines: list[str], line: int) -> tuple[str, dict[str, Any]]:
