@@ -95,17 +95,24 @@ def carried_out(
     engines: Sequence[EngineSnapshot],
     assignments: Mapping[str, Sequence[str]],
 ) -> tuple[list[AdapterDemand], list[EngineSnapshot]]:
-    """Return the fleet after everybody did what the plan says, and every request was answered."""
+    """Return the fleet after everybody did what the plan says, and every request was answered.
+
+    In an arena, what comes lies in the largest free piece, and what goes lay beside it.
+    """
+    sizes = {a.key: a.size_bytes or 0 for a in adapters}
+
+    def after(e: EngineSnapshot) -> EngineSnapshot:
+        there = frozenset(key for key, pods in assignments.items() if e.pod_name in pods)
+        left = sum(sizes.get(key, 0) for key in e.loaded) - sum(sizes[key] for key in there)
+        piece = max(0, e.arena_largest_free_bytes + left)
+        return replace(e, loaded=there, arena_largest_free_bytes=piece)
+
     moved = [
         replace(a, current=there, visits=there, requested=frozenset(), idle=frozenset())
         for a in adapters
         if (there := frozenset(assignments[a.key])) is not None
     ]
-    loaded = [
-        replace(e, loaded=frozenset(k for k, pods in assignments.items() if e.pod_name in pods))
-        for e in engines
-    ]
-    return moved, loaded
+    return moved, [after(e) for e in engines]
 
 
 def over_capacity(

@@ -75,7 +75,7 @@ def _run() -> int:
         # The framework tells of each call of each handler; our passes say what came of it.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     if not settings.namespaces:
-        handlers.watch_namespaces()
+        handlers.watch_the_cluster()
     kopf.run(
         standalone=True,  # which operator acts for what, leases tell (tenure.py)
         clusterwide=not settings.namespaces,

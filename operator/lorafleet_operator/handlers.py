@@ -37,6 +37,7 @@ POOLS: Final = (names.GROUP, names.VERSION, names.POOL_PLURAL)
 GRANTS: Final = (names.GROUP, names.VERSION, names.GRANT_PLURAL)
 PODS: Final = ("", "v1", "pods")
 NAMESPACES: Final = ("", "v1", "namespaces")
+NODES: Final = ("", "v1", "nodes")
 SERVICES: Final = ("", "v1", "services")
 SLICES: Final = ("discovery.k8s.io", "v1", "endpointslices")
 _ADAPTER_GATHER_SECONDS: Final = 0.2
@@ -77,7 +78,7 @@ async def log_in(memo: kopf.Memo, **given: Any) -> kopf.AiohttpSession | None:
     info = kopf.login_via_client(**given)
     if info is None:
         return None
-    kinds = (ADAPTERS, POOLS, GRANTS, PODS, SERVICES, SLICES, NAMESPACES)
+    kinds = (ADAPTERS, POOLS, GRANTS, PODS, SERVICES, SLICES, NAMESPACES, NODES)
     plurals = {plural for _, _, plural in kinds}
     return kopf.AiohttpSession(
         server=info.server,
@@ -147,6 +148,7 @@ def configure(
     settings.watching.chunk_size = _PAGE
     if pod_selector:
         settings.watching.label_selectors[PODS] = pod_selector
+    settings.watching.field_selectors[NODES] = "spec.unschedulable=true"
     for ours in (SERVICES, SLICES):
         settings.watching.label_selectors[ours] = names.LABEL_ROUTES_TO
     settings.scanning.disabled = bool(namespaces)  # a Role cannot list CRDs or namespaces
@@ -176,6 +178,8 @@ async def changed(resource: kopf.Resource, event: kopf.RawEvent, memo: kopf.Memo
     memo.watched.heard(resource.plural, event["object"], gone=gone)
 
 
-def watch_namespaces() -> None:
-    """Follow namespaces too: whose labels tell tenants, and to whom names belong."""
+def watch_the_cluster() -> None:
+    """Follow also what is in no namespace: namespaces, whose labels tell tenants and to whom names
+    belong, and which nodes are cordoned."""
     kopf.on.event(*NAMESPACES)(changed)
+    kopf.on.event(*NODES)(changed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -32,6 +33,8 @@ _LOG: Final = logging.getLogger(__name__)
 PODS: Final = "pods"
 _ROUTES: Final = {"services": SERVICE, "endpointslices": SLICE}
 NAMESPACES: Final = "namespaces"
+NODES: Final = "nodes"
+"""Cordoned ones alone: others are not asked for."""
 _KINDS: Final = (PODS, names.POOL_PLURAL, names.ADAPTER_PLURAL, names.GRANT_PLURAL, *_ROUTES)
 _OF_ROUTES: Final = ("uid", "namespace", "name", "resourceVersion", "ownerReferences")
 _NONE: Final[dict[str, Any]] = {}
@@ -90,6 +93,7 @@ class Watched:
         self._grants: Grouped[AdapterGrant] = Grouped()
         self._namespaces: dict[str, dict[str, str]] = {}  # labels by name
         self._namespace_names: dict[str, str] = {}  # by UID
+        self._cordoned: dict[str, str] = {}  # names of nodes by UID
         self.world = World(
             self._pods,
             self._pools,
@@ -104,6 +108,7 @@ class Watched:
         }
         if not namespaces:  # a Role may not read them
             self._versions[NAMESPACES, ""] = {}
+            self._versions[NODES, ""] = {}
         self._missing = set(self._versions)  # lists that have not been read yet
         self._pages: dict[tuple[str, str], set[str]] = {}  # UIDs of a list that is being read
         self._listed: dict[tuple[str, str], int] = {}  # resourceVersion of each list
@@ -170,6 +175,9 @@ class Watched:
             self._put_grant(uid, body)
         elif place[0] == NAMESPACES:
             self._put_namespace(uid, body)
+        elif place[0] == NODES:
+            self._cordoned[uid] = body["metadata"]["name"]
+            self._mark_pods_of(body["metadata"]["name"])
         else:
             self._put_route(uid, {**body, "kind": _ROUTES[place[0]]})
 
@@ -182,6 +190,9 @@ class Watched:
             return
         if place[0] == NAMESPACES:
             self._lose_namespace(uid)
+            return
+        if place[0] == NODES:
+            self._mark_pods_of(self._cordoned.pop(uid))
             return
         if place[0] == names.GRANT_PLURAL:
             grant = self._grants.drop(uid)
@@ -256,10 +267,19 @@ class Watched:
             self._fleet.namespace_changed(name, names_too=True)
 
     def _put_pod(self, uid: str, body: dict[str, Any]) -> None:
-        self._fleet.pods[uid] = pod = engine_pod(body)
-        self._pods.put(uid, pod.namespace, pod)
+        self._keep_pod(engine_pod(body))
+
+    def _keep_pod(self, pod: EnginePod) -> None:
+        pod = replace(pod, node_cordoned=pod.node in self._cordoned.values())
+        self._fleet.pods[pod.uid] = pod
+        self._pods.put(pod.uid, pod.namespace, pod)
         if self.complete:
             self._fleet.pod_changed(pod, gone=False)
+
+    def _mark_pods_of(self, node: str) -> None:
+        """Look again at the pods of a node that was cordoned, or is not any more."""
+        for pod in [pod for pod in self._fleet.pods.values() if pod.node == node]:
+            self._keep_pod(pod)
 
     def _put_pool(self, uid: str, body: dict[str, Any]) -> None:
         """Keep a pool: its selector and port decide who is connected to.

@@ -71,7 +71,8 @@ class EngineView:
     @property
     def cordoned(self) -> bool:
         """Whether the engine is to get no new adapters."""
-        return dict(self.pod.labels).get(LABEL_CORDONED, "").lower() == "true"
+        label = dict(self.pod.labels).get(LABEL_CORDONED, "")
+        return self.pod.node_cordoned or label.lower() == "true"
 
     @property
     def draining(self) -> bool:

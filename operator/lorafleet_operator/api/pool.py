@@ -135,7 +135,8 @@ class PoolEngine(ApiModel):
     tensor_parallel_size: Int32 = Field(default=0, ge=0)
     """GPUs that share each adapter; 0 while nobody knows."""
     cordoned: bool = False
-    """Whether the pod's label lorafleet.dev/cordoned keeps new adapters away."""
+    """Whether the pod's label lorafleet.dev/cordoned, or that its node is cordoned, keeps new adapters
+    away."""
     traffic: EngineTraffic = EngineTraffic.UNKNOWN
     """Warm, WarmTimedOut, Warming, Draining, Drained, Recycling, Deleting or Unknown."""
     loads: Int64 = Field(default=0, ge=0)

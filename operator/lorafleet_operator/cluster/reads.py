@@ -43,6 +43,8 @@ class EnginePod:
     ip: str
     labels: tuple[tuple[str, str], ...]
     node: str = ""
+    node_cordoned: bool = False
+    """Whether the pod's node takes no new pods, as far as the operator may see nodes."""
     running: bool = True
     """Phase Running and not being deleted: its sidecar may be dialled."""
     ready: bool = field(default=False, compare=False)

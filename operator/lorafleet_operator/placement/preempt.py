@@ -40,7 +40,8 @@ def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | N
     Only adapters of lower weight that keep no place of their own, and for what is within its
     tenant's guarantee any of other tenants; never one within a guarantee. What a request asks for
     takes the place of what requests asked for before, the longest idle first. A quota that is
-    used up takes nobody's place.
+    used up takes nobody's place. Where victims lie in the arena is not known: it is taken that
+    their extents and the largest free piece are neighbours.
     """
     shares = carrier.shares and carrier.shares.copy()
     if carrier.over_quota(adapter) is not None:
@@ -63,19 +64,21 @@ def victims(carrier: Carrier, adapter: AdapterDemand) -> list[AdapterDemand] | N
         ),
     )
     load = carrier.load.copy()
+    piece = carrier.engine.largest_piece_bytes
     going: list[AdapterDemand] = []
 
     def move(other: AdapterDemand, times: int) -> None:
+        nonlocal piece
         load.add(other, times)
         if shares is not None:
             shares.add(other, times)
+        if other.key in carrier.engine.loaded:  # who was only chosen has no extent to leave
+            piece -= times * (other.size_bytes or 0)
 
     def fits() -> bool:
-        # What they free in the arena can be evicted, so the largest piece is no obstacle.
-        return shortage(adapter, carrier.engine, load, shares, held=True) is None
+        room = shortage(adapter, carrier.engine, load, shares, held=True) is None
+        return room and (adapter.size_bytes or 0) <= piece
 
-    if fits():
-        return None  # only the piece is lacking, and nobody's place is one
     for other in lower:
         if shares is not None and shares.guards(other):
             continue

@@ -11,7 +11,7 @@ from lorafleet_operator.cluster.lists import Page
 from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.rounds import Outcome, Rounds
 from lorafleet_operator.settings import OperatorSettings
-from lorafleet_operator.watched import _KINDS, NAMESPACES, Watched
+from lorafleet_operator.watched import _KINDS, NAMESPACES, NODES, Watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ class Told:
         self.watched.listed(Page(ADAPTERS, "", list(items), version, first=first, last=last))
 
     def list_others(self) -> None:
-        for plural in (*_KINDS, NAMESPACES):
+        for plural in (*_KINDS, NAMESPACES, NODES):
             if plural != ADAPTERS:
                 self.watched.listed(Page(plural, "", [], 1, first=True, last=True))
 
