@@ -67,6 +67,18 @@ class Books:
     """Most revisions that any engine had loaded."""
 
 
+class Silence(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets every call wait until it is `over`."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.over.set()
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        await self.over.wait()
+        return await continuation(details)
+
+
 class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     """One engine with its sidecar; `start` and `kill` may alternate, the arena outlives neither."""
 
@@ -84,6 +96,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         """Instances that were asked to end, and whether by force."""
         self.kept: dict[str, list[str]] = {}  # by served name
         self._reserved = 0
+        self._silence = Silence()
         self._server: Any = None
         self._restoring: asyncio.Task[None] | None = None
 
@@ -94,7 +107,9 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.load_count = 0
         self.kept = {}
         self._changes = Changes()
-        self._server = grpc.aio.server(interceptors=[Addressee(self.pod_uid)], options=_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[self._silence, Addressee(self.pod_uid)], options=_OPTIONS
+        )
         pb_grpc.add_SidecarServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         if not self._server.add_insecure_port(self.address):
             raise OSError(f"cannot listen at {self.address}")
@@ -108,6 +123,15 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             await asyncio.gather(self._restoring, return_exceptions=True)
         if server is not None:
             await server.stop(None)
+
+    def freeze(self) -> None:
+        """Answer nobody any more; connections stay, as when a node hangs."""
+        self._silence.over.clear()
+
+    def thaw(self) -> None:
+        """Answer again, also who still waits."""
+        self._silence.over.set()
+        self._changed()
 
     def serves(self, served_name: str) -> str:
         """Return the digest that answers to the name, "" if none does."""
@@ -168,6 +192,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             yield pb.WatchEngineResponse(inventory=self.inventory())
             await asyncio.sleep(_WATCH_PAUSE_SECONDS)
             await self._changes.wait(seen)
+            await self._silence.over.wait()
 
     async def StageAdapter(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.books.orders += 1
