@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorafleet_operator import metrics as operator
+from lorafleet_operator.certificate_series import CertificateSeries
 from lorafleet_operator.pool_series import PoolSeries
 from lorafleet_sidecar import metrics as sidecar
 from prometheus_client import Counter, Gauge, Histogram, Metric
@@ -45,7 +46,7 @@ def _operator_table() -> str:
             (family,) = metric.describe()
             suffix = "_total" if isinstance(metric, Counter) else ""
             lines.append(_row(family.name + suffix, family, metric._labelnames))
-        elif isinstance(metric, operator.AdapterSeries):
+        elif isinstance(metric, operator.AdapterSeries | CertificateSeries):
             lines += [_row(each.name, each, each._labelnames) for each in metric.describe()]
         elif isinstance(metric, PoolSeries):
             for each in metric.describe():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
+from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.store import RevisionStore
 from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
@@ -54,10 +55,13 @@ async def serving(
     """Serve `volume` until the block ends; nothing is held by an engine."""
     store = RevisionStore.open(volume, limit)
     store.set_holds(())
-    server = grpc.aio.server(options=MESSAGE_OPTIONS)
+    callers = []
+    if settings is not None and settings.certificates is not None:
+        callers = [Callers("operator.lorafleet", settings.peer_name)]
+    server = grpc.aio.server(interceptors=callers, options=MESSAGE_OPTIONS)
     service = await add_transfer_service(server, store, profile, settings)
-    if settings is not None and settings.tls_dir is not None:
-        port = server.add_secure_port(f"{host}:0", mutual_tls(settings.tls_dir))
+    if settings is not None and settings.certificates is not None:
+        port = server.add_secure_port(f"{host}:0", mutual_tls(settings.certificates))
     else:
         port = server.add_insecure_port(f"{host}:0")
     await server.start()

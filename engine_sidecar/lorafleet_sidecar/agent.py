@@ -24,7 +24,6 @@ from lorafleet_sidecar.desired import ON_DEMAND, ServedName, accepted
 from lorafleet_sidecar.earlier import drop_staged, free_replaced
 from lorafleet_sidecar.inventory import InventoryBoard, build_inventory
 from lorafleet_sidecar.live_engine import LiveEngine
-from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.observed import Health, ObservedEngine
 from lorafleet_sidecar.profile_cache import ProfileCache
 from lorafleet_sidecar.stock_engine import StockEngine
@@ -68,7 +67,7 @@ class Agent:
         self._live = LiveEngine(engine, desired, settings.drain_timeout_seconds)
         self._stock = StockEngine(engine, desired, store, settings.drain_timeout_seconds)
         self._pod_uid = settings.pod_uid
-        self._forwards = Dialer(settings.tls_dir, settings.peer_name).may_dial
+        self._forwards = settings.forwards
         self._looking = asyncio.Lock()
         self._operations: set[asyncio.Task[object]] = set()
         self._engine_reads: set[str] | None = None  # digests, when last seen

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorafleet.buffers import reuse_large_buffers
+from lorafleet.certificates import CertificatesUnusable
 from lorafleet.errors import EngineUnreachable, LorafleetError
 
 from lorafleet_sidecar.engine import EngineClient
@@ -70,7 +71,10 @@ async def _serve(settings: SidecarSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sidecar = Sidecar(settings)
+    try:
+        sidecar = Sidecar(settings)
+    except CertificatesUnusable as error:
+        raise InvalidSetting(f"LORAFLEET_TLS_DIR={str(settings.tls_dir)!r}: {error}") from None
     try:
         await sidecar.start()
         await stop.wait()

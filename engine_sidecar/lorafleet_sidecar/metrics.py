@@ -25,6 +25,7 @@ from lorafleet_sidecar.residents import NAMESPACES_SHOWN, displaced, revision_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from lorafleet.certificates import CertificateFiles
     from prometheus_client.core import Metric
 
     from lorafleet_sidecar.agent import Agent
@@ -52,6 +53,7 @@ class Reading:
     received_bytes: int
     forwarded_bytes: int
     first_requests: FirstRequestFigures
+    certificates: CertificateFiles | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,18 @@ def _outcomes(reading: Reading) -> Iterable[Sample]:
     return [((key,), n) for key, n in sorted(reading.first_requests.outcomes.items())]
 
 
+def _expiries(reading: Reading) -> Iterable[Sample]:
+    if reading.certificates is not None:
+        found = reading.certificates.current()
+        yield ("own",), found.expires_at
+        yield ("authority",), found.authority_expires_at
+
+
+def _refused(reading: Reading) -> Iterable[Sample]:
+    if reading.certificates is not None:
+        yield (), float(bool(reading.certificates.problem))
+
+
 TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_staging_bytes", "gauge", ("state",),
            "Arena bytes: used by committed revisions, reserved by transfers in progress.",
@@ -146,6 +160,11 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_quarantined_revisions", "gauge", (),
            "Revisions that are not loaded any more because the engine died of them.",
            _one(lambda r: r.quarantined)),
+    Series("lorafleet_sidecar_certificate_expiry_timestamp_seconds", "gauge", ("certificate",),
+           "When the certificates in use expire, in seconds since 1970: own, and the last authority.",
+           _expiries),
+    Series("lorafleet_sidecar_certificate_files_refused", "gauge", (),
+           "1 while the certificate files that are there cannot be used and earlier ones are.", _refused),
     Series("lorafleet_engine_health", "gauge", ("state",),
            "1 for the state that the engine is in: starting, ready, stock, refused.", _health),
     Series("lorafleet_engine_adapters", "gauge", ("tier",),
@@ -218,7 +237,13 @@ TABLE: tuple[Series, ...] = (
 class SidecarCollector(Collector):
     """Feeds the table to a Prometheus registry; `collect` may run in any thread."""
 
-    def __init__(self, agent: Agent, transfer: TransferService) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        transfer: TransferService,
+        certificates: CertificateFiles | None = None,
+    ) -> None:
+        self._certificates = certificates
         self._agent = agent
         self._transfer = transfer
         self._loop = asyncio.get_running_loop()
@@ -246,6 +271,7 @@ class SidecarCollector(Collector):
             received_bytes=self._transfer.received_bytes,
             forwarded_bytes=self._transfer.forwarded_bytes,
             first_requests=state.first_requests if state else FirstRequestFigures(),
+            certificates=self._certificates,
         )
 
 

@@ -19,7 +19,8 @@ from lorafleet_sidecar.transfer_settings import HEALTH, MESSAGE_OPTIONS, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from lorafleet.certificates import CertificateFiles
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     *MESSAGE_OPTIONS,
@@ -38,24 +39,22 @@ class Dialer:
     caller who named its address says: without that name nothing is passed on.
     """
 
-    tls_dir: Path | None = None
+    certificates: CertificateFiles | None = None
     peer_name: str = ""
 
     @property
     def may_dial(self) -> bool:
         """Whether neighbours can be told from strangers (without TLS nobody can be)."""
-        return self.tls_dir is None or bool(self.peer_name)
+        return self.certificates is None or bool(self.peer_name)
 
     def channel(self, neighbour: pb.Neighbour) -> grpc.aio.Channel:
-        """Return a channel with the certificates as they are now. Raises OSError."""
+        """Return a channel with the certificates as they are now."""
         host = neighbour.host
         target = f"[{host}]:{neighbour.port}" if ":" in host else f"{host}:{neighbour.port}"
-        if self.tls_dir is None:
+        if self.certificates is None:
             return grpc.aio.insecure_channel(target, options=_OPTIONS)
-        names = ("ca.crt", "tls.key", "tls.crt")
-        credentials = grpc.ssl_channel_credentials(
-            *((self.tls_dir / n).read_bytes() for n in names)
-        )
+        found = self.certificates.current()
+        credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
         override = (("grpc.ssl_target_name_override", self.peer_name),)
         return grpc.aio.secure_channel(target, credentials, options=_OPTIONS + override)
 
@@ -67,11 +66,8 @@ class NeighbourCall:
         self.pod_uid = neighbour.pod_uid
         self._name = f"sidecar at {neighbour.host}:{neighbour.port}"
         self._stall_seconds = stall_seconds
-        try:
-            self._channel = dialer.channel(neighbour)
-            self._aside = dialer.channel(neighbour)
-        except OSError as error:
-            raise EngineUnreachable(f"{self._name}: no certificates: {error}") from None
+        self._channel = dialer.channel(neighbour)
+        self._aside = dialer.channel(neighbour)
         self._pulse = Pulse(self._name, self._ask, stall_seconds)
         method: Any = self._channel.stream_stream(
             f"/{SERVICE}/StageAdapter",

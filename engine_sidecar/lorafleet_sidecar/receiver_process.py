@@ -19,9 +19,11 @@ from typing import Any
 import grpc
 import grpc.aio
 from lorafleet.buffers import reuse_large_buffers
+from lorafleet.certificates import CertificateFiles
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.arena import Arena
+from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.stripe import Stripes
 from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE
@@ -54,13 +56,17 @@ async def _serve(orders: dict[str, Any]) -> None:
     handler = grpc.stream_unary_rpc_method_handler(
         send_chunks, response_serializer=pb.SendChunksResponse.SerializeToString
     )
-    server = grpc.aio.server(options=(*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)))
+    callers = [Callers(orders["operator_name"], "")] if orders["tls_dir"] else []
+    server = grpc.aio.server(
+        interceptors=callers, options=(*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
+    )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {"SendChunks": handler}),)
     )
     address = f"{orders['host']}:{orders['port']}"
     if orders["tls_dir"]:
-        port = server.add_secure_port(address, mutual_tls(Path(orders["tls_dir"])))
+        credentials = mutual_tls(CertificateFiles(Path(orders["tls_dir"])))
+        port = server.add_secure_port(address, credentials)
     else:
         port = server.add_insecure_port(address)
     await server.start()

@@ -63,12 +63,14 @@ class ReceiverPool:
 
     async def _spawn(self, number: int) -> None:
         base = self._settings.receiver_base_port
+        certificates = self._settings.certificates
         orders = {
             "volume": str(self._volume),
             "host": self._settings.receiver_host,
             "port": base + number if base else 0,
             "stall_seconds": self._settings.stall_seconds,
-            "tls_dir": str(self._settings.tls_dir) if self._settings.tls_dir else None,
+            "tls_dir": str(certificates.folder) if certificates else None,
+            "operator_name": self._settings.operator_name,
             "parent": os.getpid(),
         }
         process = await asyncio.create_subprocess_exec(

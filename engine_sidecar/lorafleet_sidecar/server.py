@@ -11,10 +11,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from lorafleet.certificates import CertificateFiles
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
 from lorafleet_sidecar.addressee import Addressee
 from lorafleet_sidecar.agent import Agent
+from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.desired import Desired
 from lorafleet_sidecar.engine import STOCK_GRACE_SECONDS, EngineClient
 from lorafleet_sidecar.first_requests import FirstRequests
@@ -51,6 +53,7 @@ class Sidecar:
         self, settings: SidecarSettings, *, stock_grace_seconds: float = STOCK_GRACE_SECONDS
     ) -> None:
         self._settings = settings
+        self.certificates = CertificateFiles(settings.tls_dir) if settings.tls_dir else None
         self.store = RevisionStore.open(settings.volume, settings.arena_bytes)
         desired = _restore_desired(self.store)
         engine = EngineClient(settings, stock_grace_seconds=stock_grace_seconds)
@@ -58,8 +61,9 @@ class Sidecar:
         self.restorer = Restorer(self.agent, settings.refresh_seconds)
         self.first_requests = FirstRequests(self.agent, settings.refresh_seconds)
         self.port = 0
+        callers = [Callers(settings.operator_name, settings.peer_name)] if settings.tls_dir else []
         self._server = grpc.aio.server(
-            interceptors=[Addressee(settings.pod_uid)],
+            interceptors=[*callers, Addressee(settings.pod_uid, strict=bool(callers))],
             options=[*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # stubs
@@ -94,7 +98,8 @@ class Sidecar:
                 receivers=settings.receivers,
                 receiver_host=settings.listen.rpartition(":")[0],
                 receiver_base_port=settings.receiver_base_port,
-                tls_dir=settings.tls_dir,
+                certificates=self.certificates,
+                operator_name=settings.operator_name,
                 pod_uid=settings.pod_uid,
                 peer_name=settings.peer_name,
             ),
@@ -107,7 +112,7 @@ class Sidecar:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if settings.metrics_listen:
-            collector = SidecarCollector(self.agent, self._transfer)
+            collector = SidecarCollector(self.agent, self._transfer, self.certificates)
             try:
                 self._metrics = MetricsServer(settings.metrics_listen, collector, self.agent)
             except OSError as error:
@@ -146,10 +151,10 @@ class Sidecar:
     def _listen(self) -> int:
         settings = self._settings
         try:
-            if settings.tls_dir is None:
+            if self.certificates is None:
                 port = self._server.add_insecure_port(settings.listen)
             else:
-                credentials = mutual_tls(settings.tls_dir)
+                credentials = mutual_tls(self.certificates)
                 port = self._server.add_secure_port(settings.listen, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {settings.listen}: {error}") from error

@@ -49,6 +49,10 @@ class SidecarSettings:
     tls_dir: Path | None = None
     """Directory with tls.crt, tls.key and ca.crt for mutual TLS. Default none: plaintext, loopback."""
 
+    operator_name: str = "operator.lorafleet"
+    """DNS name that the operator's certificate carries: with TLS nobody else may order anything,
+    whatever authority signed. Default operator.lorafleet, as the chart issues it."""
+
     peer_name: str = ""
     """DNS name that the certificates of this pool's sidecars carry, and nobody else's (beside others,
     if need be). Default none: with TLS, transfers are then not passed on to other sidecars, since
@@ -106,6 +110,11 @@ class SidecarSettings:
     def plugin_directory(self) -> Path:
         """The plugin's files, which vLLM's PYTHONPATH names."""
         return self.volume / "plugin"
+
+    @property
+    def forwards(self) -> bool:
+        """Whether transfers are passed on: with TLS only to neighbours that can be told."""
+        return self.tls_dir is None or bool(self.peer_name)
 
     @property
     def engine_socket(self) -> Path:

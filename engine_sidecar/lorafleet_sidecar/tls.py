@@ -1,42 +1,36 @@
-"""Mutual TLS of the gRPC server, from the files of a TLS Secret."""
+"""Mutual TLS of the gRPC servers."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import grpc
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from lorafleet.certificates import CertificateFiles, Certificates
 
 
-def mutual_tls(folder: Path) -> grpc.ServerCredentials:
+def mutual_tls(files: CertificateFiles) -> grpc.ServerCredentials:
     """Return credentials that refuse clients without a certificate of `ca.crt`.
 
-    The files are read again for each new connection when they changed, so that a rotated
-    certificate works without a restart.
+    The files are looked at again for each new connection, so that renewed ones work without a
+    restart. gRPC takes TLS 1.2 and 1.3, and of 1.2 only suites with forward secrecy and AEAD.
     """
-
-    def read() -> grpc.ServerCertificateConfiguration:
-        pair = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair], (folder / "ca.crt").read_bytes())
-
-    def stamp() -> tuple[int, ...]:
-        return tuple((folder / f).stat().st_mtime_ns for f in ("tls.key", "tls.crt", "ca.crt"))
-
-    seen = [stamp()]
+    used = [files.current()]
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        with contextlib.suppress(OSError):
-            if stamp() != seen[0]:
-                fresh = read()
-                seen[0] = stamp()
-                return fresh
-        return None  # keep what is in use
+        found = files.current()
+        if found is used[0]:
+            return None  # no change
+        used[0] = found
+        return _configuration(found)
 
     return grpc.dynamic_ssl_server_credentials(
-        read(),
+        _configuration(used[0]),
         fetch,  # type: ignore[arg-type]  # None means no change; the stubs forgot it
         require_client_authentication=True,
     )
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)

@@ -56,7 +56,7 @@ class TransferService:
         self.receivers = ReceiverPool(store.volume, settings)
         self._profile_source = profile_source
         self._settings = settings
-        self._dialer = Dialer(settings.tls_dir, settings.peer_name)
+        self._dialer = Dialer(settings.certificates, settings.peer_name)
         self._lender = Lender(self.stagings, self._dialer, settings)
         self._stripes = Stripes(
             store.volume, store.arena, self.stagings.threads, settings.stall_seconds

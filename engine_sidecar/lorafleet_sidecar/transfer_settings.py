@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from lorafleet.certificates import CertificateFiles
 
 SERVICE = "lorafleet.v1alpha1.SidecarService"
 
@@ -41,8 +41,11 @@ class TransferSettings:
     receiver_base_port: int = 0
     """First port of the receivers, one each. Default 0: the system chooses."""
 
-    tls_dir: Path | None = None
-    """Directory with tls.crt, tls.key and ca.crt for mutual TLS of the receivers."""
+    certificates: CertificateFiles | None = None
+    """For mutual TLS with neighbours and of the receivers. Default: plaintext."""
+
+    operator_name: str = ""
+    """Name that the operator's certificate carries: with TLS, receivers serve nobody else."""
 
     pod_uid: str = ""
     """UID of this pod: a neighbour's transfer that is for another is refused. Default: any is."""

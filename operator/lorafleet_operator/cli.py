@@ -44,6 +44,7 @@ def _run() -> int:
 
     import kopf
     from lorafleet.buffers import reuse_large_buffers
+    from lorafleet.certificates import CertificateFiles, CertificatesUnusable
 
     from lorafleet_operator import (
         crashpoint,
@@ -59,7 +60,13 @@ def _run() -> int:
                 "LORAFLEET_SHARDS needs LORAFLEET_LEASE_NAMESPACE outside of a pod"
             )
         # The framework would try again for ever, a traceback each time.
+        if settings.tls_dir:
+            CertificateFiles(settings.tls_dir)
         asyncio.run(reads.check_cluster())
+    except CertificatesUnusable as error:
+        line = f"LORAFLEET_TLS_DIR={str(settings.tls_dir)!r}: {error}"
+        print(f"lorafleet-operator: {line}", file=sys.stderr)
+        return 2
     except (InvalidSetting, reads.NoCluster) as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2

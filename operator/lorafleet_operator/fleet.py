@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from lorafleet.certificates import CertificateFiles
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics
@@ -27,7 +28,6 @@ from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.routing.router import Router
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.term import Term
-from lorafleet_operator.transfer.client import Tls
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.pacing import Paces
 from lorafleet_operator.wake import Seen, Wakeups
@@ -80,10 +80,10 @@ class Fleet:
         self._alone = Term()
         self.tenure: Tenure | None = None
         """The competition with other operators, None for one that runs alone."""
-        self._tls: Tls | None = None
-        self._read_tls()  # files that are missing end the start, not a connection
+        self.certificates = CertificateFiles(settings.tls_dir) if settings.tls_dir else None
+        metrics.CERTIFICATES.files = self.certificates
         self.links = Links(
-            read_tls=self._read_tls,
+            certificates=self.certificates,
             heartbeat_seconds=settings.heartbeat_seconds,
             on_change=self._engine_changed,
         )
@@ -166,7 +166,7 @@ class Fleet:
         """Note where the pod's sidecar is to be dialled, if it is; return whether that is new.
 
         Whoever acts for a pool of the pod dials it. Of several pools that select it, the first by
-        name tells the port.
+        name tells the port, and the name that the sidecar's certificate must carry.
         """
         before = (self._endpoints.pop(pod.uid, None), pod.uid in self._living)
         self._living.discard(pod.uid)
@@ -177,8 +177,13 @@ class Fleet:
             if ours or not owners:
                 self._living.add(pod.uid)
             if ours:
-                port = min(owners, key=lambda pool: pool.metadata.name).spec.sidecar_port
-                self._endpoints[pod.uid] = Endpoint(pod.key, pod.uid, pod.ip, port)
+                first = min(owners, key=lambda pool: pool.metadata.name)
+                name = self.settings.tls_server_name.format(
+                    pool=first.metadata.name, namespace=pod.namespace, pod=pod.name, address=""
+                )
+                self._endpoints[pod.uid] = Endpoint(
+                    pod.key, pod.uid, pod.ip, first.spec.sidecar_port, name
+                )
         return before != (self._endpoints.get(pod.uid), pod.uid in self._living)
 
     def look_at_pool_in(self, key: str, seconds: float) -> None:
@@ -313,18 +318,6 @@ class Fleet:
         await self.requested.close()
         await self.links.close()
         await self.api.close()
-
-    def _read_tls(self) -> Tls | None:
-        folder = self.settings.tls_dir
-        if folder is None:
-            return None
-        try:
-            self._tls = Tls.read(folder, self.settings.tls_server_name)
-        except OSError as error:
-            if self._tls is None:
-                raise
-            _LOG.warning("keeping the certificates in use: %s", error)
-        return self._tls
 
     def _members(self, pool: EnginePool) -> Collection[str]:
         """Return the names of the pool's pods: as its plan has them, unless that is to look again."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from lorafleet_operator.certificate_series import CertificateSeries
 from lorafleet_operator.pool_series import PoolSeries
 
 if TYPE_CHECKING:
@@ -260,5 +261,7 @@ def _failing(place: str, said: Shown) -> list[tuple[str, int]]:
 ADAPTERS: Final = AdapterSeries()
 
 
+CERTIFICATES: Final = CertificateSeries()
+REGISTRY.register(CERTIFICATES)
 POOLS: Final = PoolSeries()
 REGISTRY.register(POOLS)

@@ -38,9 +38,10 @@ class OperatorSettings:
     """Directory with tls.crt, tls.key and ca.crt for mutual TLS with the sidecars. Default none:
     plaintext, which sidecars accept on loopback only."""
 
-    tls_server_name: str = ""
-    """Name that the sidecars' certificates carry. Default empty: the pod's address has to be in
-    the certificate; one name for all sidecars is easier to issue."""
+    tls_server_name: str = "{namespace}.engines.lorafleet"
+    """Name that a sidecar's certificate has to carry; {pool}, {namespace} and {pod} are those of the
+    pod that is dialled, {address} its address. Default a name for each namespace: pods of another
+    cannot pass for engines of this one."""
 
     volume_root: Path | None = None
     """Directory with the mounted claims, each at <namespace>/<claimName>. Default none: volume
@@ -149,7 +150,7 @@ class OperatorSettings:
             if text:
                 try:
                     values[each.name] = _PARSERS[each.name](text)
-                except ValueError as error:
+                except (ValueError, LookupError) as error:
                     raise InvalidSetting(f"{name}={text!r}: {error}") from None
             elif each.name == "listen" and name in source:
                 values[each.name] = ""
@@ -196,6 +197,11 @@ def _step(text: str) -> str:
     return text
 
 
+def _server_name(text: str) -> str:
+    text.format(pool="", namespace="", pod="", address="")  # KeyError, IndexError, ValueError
+    return text
+
+
 def _lease_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,58}[a-z0-9])?", text):
         raise ValueError("expected at most 60 lower-case letters, digits, dashes and dots")
@@ -212,7 +218,7 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "namespaces": _names,
     "pod_selector": str,
     "tls_dir": Path,
-    "tls_server_name": str,
+    "tls_server_name": _server_name,
     "volume_root": Path,
     "allow_private_addresses": _bool,
     "resync_seconds": _seconds,

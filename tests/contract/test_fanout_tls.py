@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from certificates import Authority
 from fanout_rig import CHUNK, CountedSource, pool
+from lorafleet.certificates import CertificateFiles
 from lorafleet.errors import EngineUnreachable
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.client import Tls
@@ -30,7 +31,10 @@ def tls(volume: Path) -> dict[str, Any]:
     authority.write(volume / "tls", "sidecar", POOL)
     authority.write(volume / "other", "sidecar", "engines.team-b.lorafleet")
     authority.write(volume / "operator", "operator")
-    return {"tls": Tls.read(volume / "operator"), "tls_dir": volume / "tls"}
+    return {
+        "tls": Tls(CertificateFiles(volume / "operator").current()),
+        "certificates": CertificateFiles(volume / "tls"),
+    }
 
 
 async def test_sidecars_of_one_pool_pass_on_over_mutual_tls(
@@ -46,7 +50,7 @@ async def test_sidecars_of_one_pool_pass_on_over_mutual_tls(
 async def test_a_sidecar_of_another_pool_is_given_nothing_whoever_names_it(
     volume: Path, tls: dict[str, Any]
 ) -> None:
-    stranger = {"pod-1": {"tls_dir": volume / "other"}}
+    stranger = {"pod-1": {"certificates": CertificateFiles(volume / "other")}}
     async with pool(volume, 3, own=stranger, peer_name=POOL, **tls) as engines:
         results = await spread(CountedSource(ADAPTER).payload(), engines.targets, LIMITS)
         assert isinstance(results["pod-1"], EngineUnreachable)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from certificates import Authority
+from lorafleet.certificates import CertificateFiles
 from lorafleet.errors import (
     AdapterRejected,
     EngineUnreachable,
@@ -17,7 +18,7 @@ from lorafleet.errors import (
     TransferInterrupted,
 )
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_operator.transfer.client import SidecarClient, Tls
+from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.streaming import Limits, Payload, stage
 from lorafleet_sidecar.transfer_service import TransferSettings
@@ -26,7 +27,6 @@ from staging_builders import SourceAdapter, source_adapter
 from staging_server import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 CHUNK = 64 << 10
@@ -215,12 +215,12 @@ def _wide():  # type: ignore[no-untyped-def]
 
 
 def _link(
-    rig: Rig, uid: str, read_tls: Callable[[], Tls | None] = lambda: None
+    rig: Rig, uid: str, certificates: CertificateFiles | None = None
 ) -> tuple[EngineLink, list[object]]:
     changes: list[object] = []
     link = EngineLink(
         Endpoint("team-a/engine-0", uid, "127.0.0.1", rig.sidecar.port),
-        read_tls=read_tls,
+        certificates=certificates,
         heartbeat_seconds=0.2,
         on_change=lambda link, _: changes.append(link.inventory),
     )
@@ -292,7 +292,7 @@ async def test_a_link_uses_mutual_tls_and_follows_rotated_certificates(volume: P
 
     issue(Authority("fleet"))
     async with Rig(volume, tls_dir=volume / "sidecar") as rig:
-        link, _ = _link(rig, "pod-1", lambda: Tls.read(volume / "operator"))
+        link, _ = _link(rig, "pod-1", CertificateFiles(volume / "operator"))
         task = asyncio.create_task(link.run())
         await until(lambda: link.in_contact)
         issue(Authority("fleet of next year"))

@@ -110,7 +110,6 @@ async def test_an_engine_without_a_readable_profile_takes_nothing_and_says_so_un
         endpoint = Endpoint("team-a/engine-0", "uid-engine-0", "127.0.0.1", port)
         link = EngineLink(
             endpoint,
-            read_tls=lambda: None,
             heartbeat_seconds=60.0,
             on_change=lambda link, _: changes.append(link.profile_problem),
         )

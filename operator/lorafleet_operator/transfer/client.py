@@ -22,7 +22,8 @@ from lorafleet_operator import term
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
+
+    from lorafleet.certificates import Certificates
 
 REASON_KEY: Final = "lorafleet-reason"
 POD_KEY: Final = "lorafleet-pod-uid"
@@ -38,6 +39,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
+_CALLS_SECONDS: Final = 3600.0
+"""So long may a call go on over a connection whose certificates were renewed."""
 _OVER: Final = (grpc.aio.UsageError, asyncio.InvalidStateError)
 """What the library raises for a stream that has ended, whose status says why."""
 _SILENT: Final = frozenset(
@@ -54,22 +57,11 @@ _SILENT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates for mutual TLS, as PEM bytes, and the name that the sidecars' carry."""
+    """What mutual TLS takes: our certificates, and the name that the sidecar's must carry."""
 
-    ca: bytes
-    certificate: bytes
-    key: bytes
+    certificates: Certificates
     server_name: str = ""
-
-    @classmethod
-    def read(cls, folder: Path, server_name: str = "") -> Tls:
-        """Return the certificates of `folder`. Raises OSError when a file is missing."""
-        return cls(
-            ca=(folder / "ca.crt").read_bytes(),
-            certificate=(folder / "tls.crt").read_bytes(),
-            key=(folder / "tls.key").read_bytes(),
-            server_name=server_name,
-        )
+    """Empty: the address that is dialled."""
 
 
 class SidecarClient:
@@ -88,6 +80,37 @@ class SidecarClient:
         self._channel = open_channel(host, port, tls)
         self._stub: Any = pb_grpc.SidecarServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stripes: dict[int, Any] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def renew(self, tls: Tls, seconds: float) -> None:
+        """Make every later call over a connection with these certificates, once it has answered.
+
+        Calls in progress go on where they are. Raises EngineUnreachable and leaves all as it is
+        when the sidecar does not take the certificates.
+        """
+        fresh = open_channel(self.host, self.port, tls)
+        stub: Any = pb_grpc.SidecarServiceStub(fresh)  # type: ignore[no-untyped-call]
+        try:
+            with self._translated():
+                await stub.ListAdapters(
+                    pb.ListAdaptersRequest(), timeout=seconds, metadata=self._metadata
+                )
+        except BaseException:
+            await fresh.close()
+            raise
+        self._replace(tls, fresh, stub)
+
+    def use(self, tls: Tls | None) -> None:
+        """Connect with these certificates from now on."""
+        fresh = open_channel(self.host, self.port, tls)
+        self._replace(tls, fresh, pb_grpc.SidecarServiceStub(fresh))  # type: ignore[no-untyped-call]
+
+    def _replace(self, tls: Tls | None, channel: Any, stub: Any) -> None:
+        for old in (self._channel, *self._stripes.values()):
+            closing = asyncio.create_task(old.close(_CALLS_SECONDS))
+            self._retired.add(closing)
+            closing.add_done_callback(self._retired.discard)
+        self._tls, self._channel, self._stub, self._stripes = tls, channel, stub, {}
 
     @property
     def address(self) -> str:
@@ -192,6 +215,9 @@ class SidecarClient:
         """Close all connections; calls in progress end."""
         for channel in (self._channel, *self._stripes.values()):
             await channel.close()
+        for closing in self._retired:
+            closing.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -282,7 +308,8 @@ def open_channel(host: str, port: int, tls: Tls | None) -> Any:
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if tls is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    own = tls.certificates
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     options: tuple[tuple[str, Any], ...] = _OPTIONS
     if tls.server_name:
         options = (*options, ("grpc.ssl_target_name_override", tls.server_name))

@@ -7,6 +7,7 @@ a lost connection the last inventory stays, with `problem` telling why it may be
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import dataclass
 from sys import intern
@@ -20,8 +21,10 @@ from lorafleet_operator.transfer.client import SidecarClient, Tls
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from lorafleet.certificates import CertificateFiles
     from lorafleet.profile import EngineProfile
 
+RENEWAL_SPREAD_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 10.0
 """Deadline for the small questions: inventory and profile."""
 _TAKES_ORDERS: Final = (pb.ENGINE_HEALTH_READY, pb.ENGINE_HEALTH_STOCK)
@@ -30,6 +33,11 @@ _MOST_DIGESTS: Final = 4096
 _SPARE_DIGESTS: Final = 64
 _RETRY_FIRST: Final = 0.2
 _RETRY_LIMIT: Final = 10.0
+_LOG: Final = logging.getLogger(__name__)
+
+
+class _Renewed(Exception):
+    """The watch is to begin anew over a connection with renewed certificates."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Endpoint:
     uid: str
     host: str
     port: int
+    server_name: str = ""
+    """Name that its certificate must carry; empty: the host."""
 
 
 class EngineLink:
@@ -54,16 +64,18 @@ class EngineLink:
         self,
         endpoint: Endpoint,
         *,
-        read_tls: Callable[[], Tls | None],
+        certificates: CertificateFiles | None = None,
         heartbeat_seconds: float,
         on_change: Callable[[EngineLink, pb.Inventory | None], None],
         share: Callable[[EngineProfile], EngineProfile] = lambda profile: profile,
     ) -> None:
         self.endpoint = endpoint
         self._share = share
-        self._read_tls = read_tls
-        self._tls = read_tls()
+        self._certificates = certificates
+        self._tls = self._tls_now()
         self.client = SidecarClient(endpoint.host, endpoint.port, self._tls, pod_uid=endpoint.uid)
+        self.renewal = asyncio.Event()
+        """Set when the certificates may have changed: a connection with the new ones is made."""
         self.inventory: pb.Inventory | None = None
         self.profile: EngineProfile | None = None
         self.profile_problem = ""
@@ -100,11 +112,18 @@ class EngineLink:
         while True:
             heard = self.heard_at
             problem = f"sidecar at {self.client.address} ended the watch"
+            renewed = False
             try:
-                await self._renew_certificates()
+                if (tls := self._tls_now()) != self._tls:
+                    self._tls = tls
+                    self.client.use(tls)
                 await self._follow()
+            except* _Renewed:
+                renewed = True
             except* LorafleetError as errors:
                 problem = str(errors.exceptions[0])
+            if renewed:
+                continue  # nothing was lost: the new connection has answered
             self._lost(problem)
             delay = _RETRY_FIRST if self.heard_at > heard else min(delay * 2, _RETRY_LIMIT)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -134,25 +153,49 @@ class EngineLink:
         """Close the connection."""
         await self.client.close()
 
-    async def _renew_certificates(self) -> None:
-        """Connect with the files as they are now: certificates live shorter than operators."""
-        tls = self._read_tls()
-        if tls != self._tls:
-            old, self._tls = self.client, tls
-            self.client = SidecarClient(
-                self.endpoint.host, self.endpoint.port, tls, pod_uid=self.endpoint.uid
-            )
-            await old.close()
+    def _tls_now(self) -> Tls | None:
+        if self._certificates is None:
+            return None
+        return Tls(self._certificates.current(), self.endpoint.server_name)
+
+    async def _renew(self) -> None:
+        """Move to a connection with renewed certificates once it has answered.
+
+        A sidecar that does not know a new authority yet keeps the connection it has: it is asked
+        again until it does. Raises _Renewed.
+        """
+        told = False
+        while True:
+            await self.renewal.wait()
+            self.renewal.clear()
+            while (tls := self._tls_now()) is not None and tls != self._tls:
+                # A thousand engines need not make a thousand handshakes in one moment.
+                await asyncio.sleep(random.uniform(0, RENEWAL_SPREAD_SECONDS))  # noqa: S311
+                try:
+                    await self.client.renew(tls, ANSWER_SECONDS)
+                except LorafleetError as error:
+                    if not told:
+                        _LOG.warning(
+                            "%s does not take the renewed certificates yet, the connection with "
+                            "the earlier ones stays: %s", self.endpoint.pod, error,
+                        )  # fmt: skip
+                    told = True
+                    await asyncio.sleep(RENEWAL_SPREAD_SECONDS)
+                    continue
+                self._tls = tls
+                raise _Renewed
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
             heart = group.create_task(self._beat())
+            renewal = group.create_task(self._renew())
             first = True
             async for inventory in self.client.watch():
                 self._accept(inventory, restart=first)
                 first = False
                 await self._learn_profile()
             heart.cancel()
+            renewal.cancel()
 
     async def _beat(self) -> None:
         """Ask after each silence: a stream to a dead node stays silent for a long time."""
@@ -218,11 +261,14 @@ class Links:
     def __init__(
         self,
         *,
-        read_tls: Callable[[], Tls | None] = lambda: None,
+        certificates: CertificateFiles | None = None,
+        renewal_seconds: float = 5.0,
         heartbeat_seconds: float,
         on_change: Callable[[EngineLink, pb.Inventory | None], None],
     ) -> None:
-        self._read_tls = read_tls
+        self._certificates = certificates
+        self._renewal_seconds = renewal_seconds
+        self._renewing: asyncio.Task[None] | None = None
         self._heartbeat_seconds = heartbeat_seconds
         self._on_change = on_change
         self._links: dict[str, EngineLink] = {}
@@ -243,6 +289,8 @@ class Links:
         A link to a pod that left every pool stays while the pod lives (`living` holds UIDs) and
         has adapters loaded: they still have to be unloaded there.
         """
+        if self._certificates is not None and self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(self._certificates))
         by_uid = {endpoint.uid: endpoint for endpoint in wanted}
         for uid, link in list(self._links.items()):
             leftover = uid in living and link.inventory is not None and link.inventory.loaded
@@ -253,7 +301,7 @@ class Links:
             if uid not in self._links:
                 link = EngineLink(
                     endpoint,
-                    read_tls=self._read_tls,
+                    certificates=self._certificates,
                     heartbeat_seconds=self._heartbeat_seconds,
                     on_change=self._on_change,
                     share=self._share,
@@ -263,6 +311,8 @@ class Links:
 
     async def close(self) -> None:
         """Close all links."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         for uid in list(self._links):
             self._close(uid)
         await asyncio.gather(*self._closing)
@@ -277,6 +327,16 @@ class Links:
         """Return the same profile as an engine of its kind has: profiles are large, kinds few."""
         same = (link.profile for link in self._links.values() if link.profile == profile)
         return next(same, None) or profile
+
+    async def _renew(self, certificates: CertificateFiles) -> None:
+        """Tell all links when the files have changed."""
+        seen = certificates.current()
+        while True:
+            await asyncio.sleep(self._renewal_seconds)
+            if (found := certificates.current()) is not seen:
+                seen = found
+                for link in self._links.values():
+                    link.renewal.set()
 
     def _close(self, uid: str) -> None:
         link = self._links.pop(uid)

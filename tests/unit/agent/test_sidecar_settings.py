@@ -60,6 +60,7 @@ def test_every_field_can_be_set_by_its_name() -> None:
         "metrics_listen": "127.0.0.1:2", "refresh_seconds": "0.5", "load_timeout_seconds": "7",
         "probe_timeout_seconds": "8", "drain_timeout_seconds": "9", "stall_seconds": "5",
         "resume_seconds": "6", "peer_name": "engines.demo",
+        "operator_name": "operator.demo",
     }  # fmt: skip
     assert set(values) == {field.name for field in fields(SidecarSettings)}
     settings = SidecarSettings.from_environ(

@@ -39,6 +39,7 @@ def test_values_come_from_the_environment_and_empty_ones_count_as_not_given() ->
         ("SHARDS", "0", "expected a number from 1 to 64"),
         ("LEASE_NAME", "Our operator", "expected at most 60 lower-case letters"),
         ("LOG_LEVEL", "loud", "expected DEBUG"),
+        ("TLS_SERVER_NAME", "{fleet}.engines", "fleet"),
         ("ALLOW_PRIVATE_ADDRESSES", "maybe", "expected true or false"),
     ],
 )

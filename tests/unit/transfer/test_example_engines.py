@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.settings import SidecarSettings
 
 EXAMPLE = Path(__file__).parents[3] / "charts" / "lorafleet" / "examples" / "engines.yaml"
@@ -34,4 +33,4 @@ def test_the_example_sidecar_knows_its_pod_and_the_name_of_its_namespaces_certif
     settings = SidecarSettings.from_environ(environ(template["spec"], fields))
     assert settings.pod_uid == "u-1"
     assert settings.peer_name == "demo.engines.lorafleet"
-    assert Dialer(settings.tls_dir, settings.peer_name).may_dial
+    assert settings.forwards

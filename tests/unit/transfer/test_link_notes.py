@@ -9,7 +9,6 @@ from lorafleet_operator.transfer.links import Endpoint, EngineLink
 async def test_notes_are_kept_of_what_is_staged_and_of_little_else() -> None:
     link = EngineLink(
         Endpoint("team-a/engine-0", "uid", "127.0.0.1", 1),
-        read_tls=lambda: None,
         heartbeat_seconds=10,
         on_change=lambda *_: None,
     )

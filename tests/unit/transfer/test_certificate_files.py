@@ -1,0 +1,188 @@
+"""The files of a TLS Secret: what is used of them while they change, and what is said."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from certificates import AN_HOUR, FUTURE, PAST, Authority, MountedSecret
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from lorafleet.certificates import CertificateFiles, CertificatesUnusable, expires_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OLD, NEW = Authority("old"), Authority("new")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> MountedSecret:
+    return MountedSecret(tmp_path / "tls", OLD.files("sidecar"))
+
+
+def test_a_swap_of_the_link_is_followed_and_told_once(
+    secret: MountedSecret, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    files = CertificateFiles(secret.folder)
+    first = files.current()
+    assert files.current() is first
+    fresh = NEW.files("sidecar")
+    secret.swap(fresh)
+    second = files.current()
+    assert (second.ca, second.key, second.certificate) == (
+        fresh["ca.crt"], fresh["tls.key"], fresh["tls.crt"],
+    )  # fmt: skip
+    assert files.current() is second
+    [line] = caplog.messages
+    assert "were renewed: they expire on" in line
+    secret.swap(fresh)
+    assert files.current() is second, "a new link to the same content is no news"
+    assert len(caplog.messages) == 1
+
+
+BROKEN = {
+    "another key": {"tls.key": NEW.files("x")["tls.key"]},
+    "half a key": {"tls.key": NEW.files("x")["tls.key"][:100]},
+    "half a certificate": {"tls.crt": NEW.files("x")["tls.crt"][:200]},
+    "an empty certificate": {"tls.crt": b""},
+    "an empty authority": {"ca.crt": b""},
+    "an authority of noise": {"ca.crt": b"\xff\xfe" * 100},
+    "an authority that is a key": {"ca.crt": NEW.files("x")["tls.key"]},
+    "an expired pair": NEW.files("x", valid=PAST),
+}
+SAID = {
+    "another key": "tls.key is not the key of tls.crt",
+    "half a key": "tls.crt or tls.key is not in PEM form",
+    "half a certificate": "tls.crt or tls.key is not in PEM form",
+    "an empty certificate": "tls.crt or tls.key is not in PEM form",
+    "an empty authority": "ca.crt holds no certificate in PEM form",
+    "an authority of noise": "ca.crt holds no certificate in PEM form",
+    "an authority that is a key": "ca.crt holds no certificate in PEM form",
+    "an expired pair": "tls.crt expired on ",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_files_that_cannot_be_used_change_nothing_and_get_one_line(
+    what: str, secret: MountedSecret, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = CertificateFiles(secret.folder)
+    before = files.current()
+    secret.swap({**NEW.files("sidecar"), **BROKEN[what]})
+    for _ in range(3):
+        assert files.current() is before
+    assert SAID[what] in files.problem
+    [line] = caplog.messages
+    assert files.problem in line
+    assert "keeping those that expire on" in line
+    assert "KEY" not in line
+    secret.swap(NEW.files("sidecar"))
+    assert files.current() is not before
+    assert files.problem == ""
+
+
+@pytest.mark.parametrize("name", ["tls.key", "tls.crt", "ca.crt"])
+def test_a_file_that_is_gone_changes_nothing(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    OLD.write(tmp_path / "tls", "sidecar")
+    files = CertificateFiles(tmp_path / "tls")
+    before = files.current()
+    (tmp_path / "tls" / name).unlink()
+    assert files.current() is before
+    assert f"No such file or directory: {tmp_path / 'tls' / name}" in files.problem
+    assert len(caplog.messages) == 1
+    with pytest.raises(CertificatesUnusable, match=name):
+        CertificateFiles(tmp_path / "tls")
+
+
+def test_files_written_one_by_one_are_used_when_they_belong_together(tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    OLD.write(folder, "sidecar")
+    files = CertificateFiles(folder)
+    before, fresh = files.current(), OLD.files("sidecar")
+    (folder / "tls.key").write_bytes(fresh["tls.key"])
+    assert files.current() is before
+    (folder / "tls.crt").write_bytes(fresh["tls.crt"])
+    assert files.current().certificate == fresh["tls.crt"]
+
+
+def test_no_reading_mixes_two_swaps(secret: MountedSecret) -> None:
+    """A thread swaps as fast as it can; key and certificate of each reading belong together."""
+    contents = [Authority(str(n)).files("sidecar") for n in range(8)]
+    together = {(c["ca.crt"], c["tls.key"], c["tls.crt"]) for c in contents}
+    secret.swap(contents[0])
+    files = CertificateFiles(secret.folder)
+    stop = threading.Event()
+
+    def swapping() -> None:
+        for number in range(400):
+            secret.swap(contents[number % len(contents)])
+        stop.set()
+
+    thread = threading.Thread(target=swapping)
+    thread.start()
+    seen = set()
+    while not stop.is_set():
+        found = files.current()
+        seen.add((found.ca, found.key, found.certificate))
+    thread.join()
+    assert seen <= together
+    assert len(seen) > 1
+    last = files.current()
+    assert (last.ca, last.key, last.certificate) == tuple(
+        contents[399 % 8][name] for name in ("ca.crt", "tls.key", "tls.crt")
+    )
+
+
+@pytest.mark.parametrize(
+    ("valid", "line"), [(PAST, "tls.crt expired on"), (FUTURE, "tls.crt is not valid before")]
+)
+def test_a_start_with_a_pair_out_of_its_time_goes_on_and_says_so(
+    valid: tuple[datetime.timedelta, datetime.timedelta],
+    line: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the arena holds is still loaded; who comes is refused by TLS itself."""
+    secret = MountedSecret(tmp_path / "tls", OLD.files("sidecar", valid=valid))
+    files = CertificateFiles(secret.folder)
+    [said] = caplog.messages
+    assert line in said
+    secret.swap(OLD.files("sidecar"))
+    assert files.current().expires_at > time.time()
+
+
+@pytest.mark.parametrize("years", [0, 1, 22, 24, 200])
+def test_the_times_are_those_that_the_certificate_names(years: int) -> None:
+    """From 2050 on they are written in another form."""
+    until = datetime.timedelta(days=365 * years + 1)
+    _, pem = OLD.issue("x", valid=(AN_HOUR[0], until))
+    expected = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    assert expires_at(pem) == expected
+
+
+def test_the_authority_is_good_for_as_long_as_its_last_certificate(tmp_path: Path) -> None:
+    bundle = OLD.certificate + NEW.certificate
+    secret = MountedSecret(tmp_path / "tls", {**OLD.files("sidecar"), "ca.crt": bundle})
+    ends = [expires_at(each.certificate) for each in (OLD, NEW)]
+    assert CertificateFiles(secret.folder).current().authority_expires_at == max(ends)
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    files = OLD.files("sidecar")
+    key = serialization.load_pem_private_key(files["tls.key"], None)
+    files["tls.key"] = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    secret = MountedSecret(tmp_path / "tls", files)
+    with pytest.raises(CertificatesUnusable, match="is not in PEM form"):
+        CertificateFiles(secret.folder)
