@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+import socket
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +117,40 @@ async def pool(
             stack.push_async_callback(client.close)
             made.targets[uid] = Target(client, kind="one profile")
         yield made
+
+
+@asynccontextmanager
+async def slow_link(port: int, bytes_per_second: float, jitter: float) -> AsyncIterator[int]:
+    """Yield a port that leads to `port`, each connection at a rate, each piece up to `jitter` s late.
+
+    Nothing piles up in it: who sends faster is held back, as by a shaped link.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+    delays = random.Random(7)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):
+            while piece := await reader.read(16 << 10):
+                await asyncio.sleep(len(piece) / bytes_per_second + delays.uniform(0, jitter))
+                writer.write(piece)
+                await writer.drain()
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port, limit=8 << 10)
+        for each in (carry(reader, back), carry(there, writer)):
+            tasks.add(asyncio.create_task(each))
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+    server = await asyncio.start_server(meet, sock=listening, limit=8 << 10)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what was closed is let go of in the loop's next turn
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """One adapter for eight sidecars, each in a network namespace of its own behind a shaped link.
 
-    python bench/fleet/fanout.py [--engines 8] [--mib 32] [--mbit 100] [--chunk-kib 1024]
+    python bench/fleet/fanout.py [--engines 8] [--mib 32] [--mbit 100]
 
 Needs root, `ip` and `tc`. A bridge joins the namespaces; each link, the operator's too, carries
 --mbit in each direction (tc tbf). Prints how often each byte of the source was read and sent by the
@@ -31,8 +31,9 @@ sys.path.insert(0, str(TESTS))
 
 from lorafleet.buffers import reuse_large_buffers
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.transfer.client import SidecarClient
-from lorafleet_operator.transfer.fanout import Target, fill, spread
+from lorafleet_operator.transfer.fanout import Target, chunk_step, fill, spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
 from staging_builders import source_adapter
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from staging_builders import SourceAdapter
 
 FAULTS = ("kill", "freeze", "cut")
-LIMITS = Limits(window_chunks=16, stall_seconds=60, commit_seconds=120)
+SETTINGS = OperatorSettings()
 
 
 @contextmanager
@@ -152,7 +153,8 @@ async def send(
         sent += amount
 
     began = time.perf_counter()
-    results = await spread(Payload(adapter.manifest(chunk), cuts, source), targets, LIMITS, count)
+    limits = Limits(SETTINGS.window_chunks * SETTINGS.chunk_bytes // chunk, SETTINGS.chunk_bytes)
+    results = await spread(Payload(adapter.manifest(chunk), cuts, source), targets, limits, count)
     took = time.perf_counter() - began
     done = [result.digest for result in results.values() if isinstance(result, pb.StagedRevision)]
     print(f"    {len(done)} of {len(targets)} engines have it", flush=True)
@@ -160,7 +162,7 @@ async def send(
 
 
 async def measure(places: list[tuple[str, str]], root: Path, wanted: argparse.Namespace) -> None:
-    mib, chunk = wanted.mib, wanted.chunk_kib << 10
+    mib, chunk = wanted.mib, chunk_step(wanted.mib << 20, SETTINGS.chunk_bytes)
     seeds = iter(range(100))
 
     def fresh() -> SourceAdapter:  # a layer of rank 64 and width 2048 has 1 MiB
@@ -211,7 +213,6 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--mbit", type=int, default=100)
-    parser.add_argument("--chunk-kib", type=int, default=1024)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)  # the operator's namespace
     wanted = parser.parse_args()

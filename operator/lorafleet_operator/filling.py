@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_operator.transfer.fanout import Target, fill
+from lorafleet_operator.transfer.fanout import Target, chunk_step, fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,5 +80,5 @@ def _request(facts: Facts, fleet: Fleet, digest: str, fingerprint: str) -> pb.Se
         allow_base_mismatch=spec.allow_base_mismatch,
         adapter_name=spec.source.adapter_name or "",
         drop_unmatched=spec.drop_unmatched or "",
-        chunk_bytes=fleet.settings.chunk_bytes,
+        chunk_bytes=chunk_step(facts.size_bytes or 0, fleet.settings.chunk_bytes),
     )

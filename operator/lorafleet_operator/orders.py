@@ -31,7 +31,7 @@ from lorafleet_operator.facts import GPU
 from lorafleet_operator.filling import fill_from_neighbours, target
 from lorafleet_operator.resolve import same_content
 from lorafleet_operator.revisions import earlier, to_keep
-from lorafleet_operator.transfer.fanout import spread
+from lorafleet_operator.transfer.fanout import chunk_step, spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
 from lorafleet_operator.world import engine_view
 
@@ -197,11 +197,13 @@ async def _send(
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Read the source once, and send it to the targets."""
     content = await same_content(facts, reader, fleet)
+    step = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
     return await spread(
         await aside(len(content.header_bytes), payload, facts, content, fleet),
         targets,
         Limits(
-            window_chunks=fleet.settings.window_chunks,
+            window_chunks=fleet.settings.window_chunks * fleet.settings.chunk_bytes // step,
+            read_bytes=fleet.settings.chunk_bytes,
             stall_seconds=fleet.settings.stall_seconds,
             commit_seconds=fleet.settings.load_timeout_seconds,
             pace=_pace(facts, fleet),
@@ -227,7 +229,8 @@ def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None
 
 def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
     """Return the transfer of the content: its manifest and its cuts."""
-    spec, chunk_bytes = facts.adapter.spec, fleet.settings.chunk_bytes
+    spec = facts.adapter.spec
+    chunk_bytes = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
     header = parse_header(content.header_bytes, content.data_bytes)
     return Payload(
         manifest=pb.AdapterManifest(

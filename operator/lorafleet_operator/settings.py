@@ -56,11 +56,12 @@ class OperatorSettings:
     no event told is put right within a minute (a person's unload, a lost event)."""
 
     chunk_bytes: int = 2 << 20
-    """Bytes per chunk of a transfer. Default 2 MiB: larger ones are no faster and more memory."""
+    """Most bytes of a chunk of a transfer, and what a source is asked for at once. Default 2 MiB:
+    larger ones are no faster and more memory. Adapters below 256 MiB are cut finer, for chains."""
 
     window_chunks: int = 16
-    """Chunks of one transfer that may be in memory unsent. Default 16 (32 MiB): enough for the
-    latency of an object store, and far below the promised 256 MiB per adapter."""
+    """Chunks of that size of one transfer that may be in memory. Default 16 (32 MiB): enough for
+    the latency of an object store, and far below the promised 256 MiB per adapter."""
 
     transfers: int = 4
     """Adapters that stream at once; each reads its source once for all its engines. Default 4:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fanout_rig import CHUNK, CountedSource, pool
+from fanout_rig import CHUNK, CountedSource, pool, slow_link
 from lorafleet.errors import EngineUnreachable, LorafleetError
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.fanout import fill, spread
 from lorafleet_operator.transfer.streaming import Limits
 from sidecar_rig import until
@@ -70,21 +72,26 @@ async def test_one_killed_in_a_chain_costs_the_others_no_byte_more(
         assert set(engines.taken().values()) == {len(ADAPTER.data)}
 
 
-async def test_a_head_that_is_killed_costs_only_what_it_had_not_passed_on(volume: Path) -> None:
+async def test_a_head_that_is_killed_costs_no_read_and_only_what_it_had_not_passed_on(
+    volume: Path,
+) -> None:
     sent: list[int] = []
     ahead = 8
 
     async def no_further(read: int) -> None:
         await until(lambda: read - engines.arrived("pod-3") < ahead or engines.dead())
 
+    limits = replace(LIMITS, window_chunks=4 * ahead)
+
     source = CountedSource(ADAPTER, no_further)
     step = f"stage.chunk:{COUNT // 2}"
     async with pool(volume, 4, dies=(0, step)) as engines:
-        results = await spread(source.payload(), engines.targets, LIMITS, sent.append)
+        results = await spread(source.payload(), engines.targets, limits, sent.append)
         assert isinstance(results.pop("pod-0"), EngineUnreachable)
         assert len({revision_of(result).digest for result in results.values()}) == 1
         assert set(engines.taken().values()) == {len(ADAPTER.data)}, "what arrived counts"
-        assert COUNT <= len(source.reads) <= COUNT + 2 * ahead
+        assert sorted(source.reads) == [offset for offset, _ in ADAPTER.cuts()]
+        assert COUNT <= len(sent) <= COUNT + 2 * ahead
 
 
 def order(digest: str, adapter: SourceAdapter = ADAPTER, **changes: Any) -> pb.SendAdapterRequest:
@@ -203,3 +210,21 @@ async def test_a_frozen_sidecar_is_left_out_and_those_behind_it_are_served(
             assert len(source.reads) == len(sent) == COUNT
         assert engines.mortal is not None
         engines.mortal.kill()
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["the operator's", "a sidecar's"])
+async def test_a_link_that_is_slow_and_uneven_is_waited_for(volume: Path, place: int) -> None:
+    """Each chunk takes longer there than a process may take to give a sign of life."""
+    adapter = source_adapter(rank=8)
+    source, sent = CountedSource(adapter), list[int]()
+    async with pool(volume, 4) as engines:
+        uid = f"pod-{place}"
+        port = engines.targets[uid].client.port
+        async with slow_link(port, bytes_per_second=CHUNK / 0.6, jitter=0.2) as slow:
+            client = SidecarClient("127.0.0.1", slow)
+            targets = {**engines.targets, uid: replace(engines.targets[uid], client=client)}
+            results = await spread(source.payload(), targets, LIMITS, sent.append)
+            await client.close()
+        assert len({revision_of(result).digest for result in results.values()}) == 1
+        assert len(source.reads) == len(sent) == len(adapter.cuts()) > 3
+        assert set(engines.taken().values()) == {len(adapter.data)}

@@ -19,6 +19,7 @@ from lorafleet.errors import (
 from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_operator.transfer.reading import Reading
 from lorafleet_operator.transfer.streaming import outcome_of, stage
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _BUSY_PAUSE_SECONDS: Final = 0.05
 _BUSY_TRIES: Final = 100
+_CHUNKS: Final = 128
+_LEAST_CHUNK_BYTES: Final = 256 << 10
+"""Each chunk costs a sidecar about a millisecond beside its bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,21 @@ async def spread(
     `on_sent` is called with the bytes of each chunk that was sent from here. Raises what
     `payload.read` raises.
     """
+    reading = Reading(payload, limits)
+    try:
+        return await _spread(payload, targets, limits, on_sent, reading)
+    finally:
+        await reading.close()
+
+
+async def _spread(
+    payload: Payload,
+    targets: Mapping[str, Target],
+    limits: Limits,
+    on_sent: Callable[[int], None],
+    reading: Reading,
+) -> dict[str, pb.StagedRevision | LorafleetError]:
     results: dict[str, pb.StagedRevision | LorafleetError] = {}
-    unsent: dict[int, bytes] = {}
     patience = _BUSY_TRIES
     while left := [uid for uid in targets if uid not in results]:
         chains = form_chains({uid: targets[uid] for uid in left}, payload, limits)
@@ -64,7 +81,7 @@ async def spread(
             behind={
                 chain[0]: [neighbour(uid, targets[uid]) for uid in chain[1:]] for chain in chains
             },
-            unsent=unsent,
+            reading=reading,
         )
         heads = {chain[0] for chain in chains}
         if len(left) < len(targets) and patience:
@@ -124,6 +141,17 @@ def form_chains(targets: Mapping[str, Target], payload: Payload, limits: Limits)
         step = limits.chain_engines
         chains += [members[at : at + step] for at in range(0, len(members), step)]
     return chains
+
+
+def chunk_step(data_bytes: int, most: int) -> int:
+    """Return the bytes of a chunk of an adapter of `data_bytes`, at most `most`. Pure.
+
+    The last engine of a chain ends so many chunks after the first as there are engines between
+    them: that is to be a small part of the whole. What fits into one chunk is sent in one.
+    """
+    if data_bytes <= most:
+        return most
+    return min(most, max(1, data_bytes // _CHUNKS // _LEAST_CHUNK_BYTES) * _LEAST_CHUNK_BYTES)
 
 
 def _is_final(result: pb.StagedRevision | LorafleetError | None) -> bool:

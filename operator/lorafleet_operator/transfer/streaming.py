@@ -9,18 +9,20 @@ and the others go on; what it has received stays there and the next attempt send
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import google_crc32c
-from lorafleet.errors import LorafleetError, SourceChanged, TransferInterrupted, from_reason
-from lorafleet.frames import encode_chunk, encode_commit, encode_manifest, encode_staging_id
+from lorafleet.errors import LorafleetError, TransferInterrupted, from_reason
+from lorafleet.frames import encode_commit, encode_manifest, encode_staging_id
 from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_operator.transfer.reading import Reading
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from lorafleet_operator.transfer.client import ByteStream, SidecarClient
 _T = TypeVar("_T")
@@ -31,6 +33,9 @@ class Limits:
     """What bounds a transfer; the settings of the same names explain them."""
 
     window_chunks: int = 16
+    """Chunks in memory: a quarter being read, a quarter read, and the last half that was sent."""
+    read_bytes: int = 0
+    """Bytes to ask the source for at once, one chunk at least."""
     stall_seconds: float = 60.0
     commit_seconds: float = 330.0
     chain_engines: int = 32
@@ -58,20 +63,24 @@ async def stage(
     limits: Limits,
     on_sent: Callable[[int], None] = lambda _: None,
     behind: Mapping[str, Sequence[pb.Neighbour]] | None = None,
-    unsent: dict[int, bytes] | None = None,
+    reading: Reading | None = None,
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Stage `payload` on all `engines`; return for each what it committed, or why it did not.
 
     An engine passes what it gets on to those `behind` it; what is known of these is returned too,
-    by pod UID. `on_sent` is called with the bytes of each chunk and engine. `unsent` holds
-    what was read for an engine that failed, by index, at most a window of each: it is used here,
-    and what this attempt leaves is put there. Raises what `payload.read` raises: then the source is
-    to blame and no engine.
+    by pod UID. `on_sent` is called with the bytes of each chunk and engine. Several attempts share
+    a `reading`, so that none reads what another has read. Raises what `payload.read` raises: then
+    the source is to blame and no engine.
     """
+    if reading is None:
+        reading = Reading(payload, limits)
+        try:
+            return await stage(payload, engines, limits, on_sent, behind, reading)
+        finally:
+            await reading.close()
     behind = behind or {}
-    unsent = {} if unsent is None else unsent
     lanes = {
-        key: _Lane(client, payload, limits, on_sent, behind.get(key, ()), unsent)
+        key: _Lane(client, payload, limits, on_sent, behind.get(key, ()), reading)
         for key, client in engines.items()
     }
     try:
@@ -80,7 +89,7 @@ async def stage(
             for lane in lanes.values():
                 if lane.unfinished:
                     group.create_task(lane.send())
-            feed = group.create_task(_feed(payload, list(lanes.values()), limits, unsent))
+            feed = group.create_task(_feed(payload, list(lanes.values()), reading))
         if (error := feed.result()) is not None:
             raise error
     finally:
@@ -91,9 +100,7 @@ async def stage(
     return found
 
 
-async def _feed(
-    payload: Payload, lanes: list[_Lane], limits: Limits, unsent: dict[int, bytes]
-) -> Exception | None:
+async def _feed(payload: Payload, lanes: list[_Lane], reading: Reading) -> Exception | None:
     """Hand the source's chunks to the lanes; return what broke the source.
 
     What was read by then still goes out, so that the next attempt need not send it again.
@@ -101,13 +108,13 @@ async def _feed(
     wanted = sorted(set[int]().union(*(lane.missing for lane in lanes if lane.unfinished)))
     broke: Exception | None = None
     try:
-        ahead = max(2, limits.window_chunks // 4)
-        async with aclosing(_messages(payload, wanted, ahead, unsent)) as messages:
+        async with aclosing(reading.messages(wanted)) as messages:
             async for index, message in messages:
                 for lane in lanes:
                     if index in lane.missing and lane.unfinished:
                         await lane.queue.put((index, message))
                 if not any(lane.unfinished for lane in lanes):
+                    reading.keep(index, message)
                     break  # nobody is left to read for
         if payload.confirm is not None and any(lane.unfinished for lane in lanes):
             await payload.confirm()
@@ -118,44 +125,6 @@ async def _feed(
     for lane in lanes:
         await lane.end()
     return broke
-
-
-async def _messages(
-    payload: Payload, indexes: Sequence[int], ahead: int, unsent: dict[int, bytes]
-) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Yield (index, encoded chunk) in order, reading up to `ahead` chunks at once."""
-    reads: list[tuple[int, asyncio.Task[bytes]]] = []
-    upcoming = iter(indexes)
-    try:
-        while True:
-            while len(reads) < ahead and (index := next(upcoming, None)) is not None:
-                reads.append((index, asyncio.create_task(_message(payload, index, unsent))))
-            if not reads:
-                return
-            index, task = reads.pop(0)
-            try:
-                message = await task
-            finally:
-                task.cancel()
-            yield index, message
-    finally:
-        for _, task in reads:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
-
-
-async def _message(payload: Payload, index: int, unsent: dict[int, bytes]) -> bytes:
-    if index in unsent:
-        return unsent.pop(index)
-    offset, length = payload.plan[index]
-    found = await payload.read(offset, length)
-    data = found if isinstance(found, bytes) else bytes(found)
-    if len(data) != length:
-        raise SourceChanged(
-            f"adapter {payload.manifest.adapter}: the source gave {len(data)} bytes at {offset}, "
-            f"expected {length}"
-        )
-    return encode_chunk(offset, google_crc32c.value(data), data)
 
 
 def outcome_of(reported: pb.ForwardOutcome) -> pb.StagedRevision | LorafleetError:
@@ -175,7 +144,7 @@ class _Lane:
         limits: Limits,
         on_sent: Callable[[int], None],
         behind: Sequence[pb.Neighbour],
-        unsent: dict[int, bytes],
+        reading: Reading,
     ) -> None:
         self.client = client
         self.followers: dict[str, pb.StagedRevision | LorafleetError] = {}
@@ -184,11 +153,12 @@ class _Lane:
         """Whether all chunks will come: without them there is nothing to commit."""
         self.missing: frozenset[int] = frozenset()
         self.queue: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(
-            max(1, limits.window_chunks - limits.window_chunks // 4)
+            max(1, limits.window_chunks // 4)
         )
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=limits.window_chunks // 2)
         self._payload = payload
         self._behind = behind
-        self._unsent = unsent
+        self._reading = reading
         self._limits = limits
         self._on_sent = on_sent
         self._control = client.stage()
@@ -266,7 +236,13 @@ class _Lane:
                 await self.queue.put(None)
 
     async def close(self) -> None:
-        """End the control stream; harmless when it has ended."""
+        """End the control stream; harmless when it has ended.
+
+        What a head that failed was sent last, it may not have passed on.
+        """
+        if isinstance(self._outcome, LorafleetError):
+            for index, message in self._sent:
+                self._reading.keep(index, message)
         self._control.cancel()
         await self._pulse.stop()
         await self._question.close()
@@ -293,8 +269,10 @@ class _Lane:
                 await self._attempt(stream.write(message), "take a chunk")
             if self.unfinished:
                 self._on_sent(len(message))
+                if self._behind:
+                    self._sent.append(item)
             else:
-                self._unsent[index] = message
+                self._reading.keep(index, message)
 
     async def _attempt(self, step: Awaitable[object], what: str) -> None:
         try:
