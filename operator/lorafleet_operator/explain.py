@@ -334,7 +334,7 @@ async def _from_cluster(namespaces: set[str], also: set[str]) -> list[dict[str, 
         found: list[dict[str, Any]] = []
         for namespace in sorted(namespaces):
             try:
-                found += await reads.everything(api, namespace, also)
+                found += await reads.everything(reads.getter(api), namespace, also)
             except reads.NoAnswer as error:
                 raise InvalidManifest(f"namespace {namespace}: {error}") from None
         return found

@@ -23,7 +23,10 @@ from lorafleet_operator.cluster.requests import ask, path
 from lorafleet_operator.traffic import Said
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    Get = Callable[[str], Awaitable[dict[str, Any]]]
+    """Returns what the API server has at a path. Raises NoAnswer."""
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """What to accept as an answer in place of the object."""
@@ -133,20 +136,20 @@ async def find_cluster() -> None:
         except config.ConfigException as error:
             raise NoCluster(f"no cluster in the service account: {error}") from None
     else:
-        await _load(None, None)
+        await _load()
 
 
-async def _load(kubeconfig: str | None, context: str | None) -> None:
-    """Read a kubeconfig, by default KUBECONFIG's. Raises NoCluster."""
+async def _load() -> None:
+    """Read KUBECONFIG. Raises NoCluster."""
     try:
-        await config.load_kube_config(config_file=kubeconfig, context=context)
+        await config.load_kube_config()
     except config.ConfigException as error:
         text = " ".join(str(error).split())
         raise NoCluster(f"no cluster in a service account or in KUBECONFIG: {text}") from None
     except Exception as error:
         # The client reads what the file holds without looking: any error may come of any content.
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BrokenConfig(f"{kubeconfig or 'KUBECONFIG'} cannot be read: {text}"[:500]) from None
+        raise BrokenConfig(f"KUBECONFIG cannot be read: {text}"[:500]) from None
 
 
 async def connect() -> client.ApiClient:
@@ -160,19 +163,6 @@ async def check_cluster() -> None:
     await (await connect()).close()
 
 
-async def connect_as_user(
-    kubeconfig: str | None, context: str | None
-) -> tuple[client.ApiClient, str]:
-    """Return a client as kubectl would connect, and the namespace of the context.
-
-    Raises NoCluster.
-    """
-    await _load(kubeconfig, context)
-    contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
-    chosen = next((each for each in contexts if each["name"] == context), active)
-    return _client(), (chosen["context"] or {}).get("namespace") or "default"
-
-
 def _client() -> client.ApiClient:
     """Return a client for the cluster that was loaded. Raises BrokenConfig."""
     try:
@@ -181,47 +171,53 @@ def _client() -> client.ApiClient:
         raise BrokenConfig(f"the kubeconfig's certificates cannot be used: {error}") from None
 
 
-async def everything(
-    api: client.ApiClient, namespace: str, also: Collection[str] = ()
-) -> list[dict[str, Any]]:
+async def everything(get: Get, namespace: str, also: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the pools, adapters and grants of a namespace, as the API server gives them.
 
     As far as they may be read, there come too: adapters of namespaces that its grants name, grants
     of namespaces that own the names of these adapters (names.owner_of) and of those in `also`, and
     all these namespaces themselves. Raises NoAnswer.
     """
-    found = await _all(api, namespace, names.POOL_PLURAL, names.POOL_KIND)
-    adapters = await _all(api, namespace, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
-    grants = await _all(api, namespace, names.GRANT_PLURAL, names.GRANT_KIND)
+    found = await _all(get, namespace, names.POOL_PLURAL, names.POOL_KIND)
+    adapters = await _all(get, namespace, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+    grants = await _all(get, namespace, names.GRANT_PLURAL, names.GRANT_KIND)
     guests = {each["namespace"] for grant in grants for each in grant["spec"]["from"]}
     for guest in sorted(guests - {namespace}):
         with suppress(NoAnswer):
-            adapters += await _all(api, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
+            adapters += await _all(get, guest, names.ADAPTER_PLURAL, names.ADAPTER_KIND)
     served = (each["spec"].get("servedName") or "" for each in adapters)
     owners = {*also, *map(names.owner_of, served)} - {"", namespace}
     for owner in sorted(owners):
         with suppress(NoAnswer):
-            grants += await _all(api, owner, names.GRANT_PLURAL, names.GRANT_KIND)
+            grants += await _all(get, owner, names.GRANT_PLURAL, names.GRANT_KIND)
     found += adapters
     for each in sorted({namespace, *guests, *owners}):
-        with suppress(client.ApiException, ClientError):
-            read = await ask(api, "GET", path(_NAMESPACES, name=each))
+        with suppress(NoAnswer):
+            read = await get(path(_NAMESPACES, name=each))
             metadata = {"name": each, "labels": read["metadata"].get("labels") or {}}
             found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     return found + grants
 
 
-async def _all(
-    api: client.ApiClient, namespace: str, plural: str, kind: str
-) -> list[dict[str, Any]]:
-    try:
-        answer = await ask(api, "GET", path((names.GROUP, names.VERSION, plural), namespace))
-    except client.ApiException as error:
-        raise NoAnswer(f"{plural}: {error.status} {error.reason}") from None
-    except ClientError as error:
-        raise NoAnswer(f"the API server does not answer: {error}") from None
+async def _all(get: Get, namespace: str, plural: str, kind: str) -> list[dict[str, Any]]:
+    answer = await get(path((names.GROUP, names.VERSION, plural), namespace))
     marks = {"apiVersion": names.API_VERSION, "kind": kind}
     return [{**item, **marks} for item in answer["items"]]
+
+
+def getter(api: client.ApiClient) -> Get:
+    """Return what `everything` reads with."""
+
+    async def get(place: str) -> dict[str, Any]:
+        try:
+            return await ask(api, "GET", place)
+        except client.ApiException as error:
+            what = place.rpartition("/")[2]
+            raise NoAnswer(f"{what}: {error.status} {error.reason}") from None
+        except ClientError as error:
+            raise NoAnswer(f"the API server does not answer: {error}") from None
+
+    return get
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from lorafleet_operator.api.names import short
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.explain import Why, why
+from lorafleet_operator.kubectl import lookup
+from lorafleet_operator.kubectl.api import Failed
+from lorafleet_operator.kubectl.text import Table, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from lorafleet_operator.api.v1alpha1 import AdapterEngine
+    from lorafleet_operator.kubectl.api import Kubectl
 
 _UNKNOWN = "not among the engines that the pool's status names"
 
 
-async def read(
-    kubeconfig: str | None, context: str | None, namespace: str | None, name: str
-) -> Why:
+async def read(kubectl: Kubectl, namespace: str, name: str) -> Why:
     """Return what the cluster says of an adapter, and why it is where it is.
 
-    Raises NoCluster, NoAnswer and InvalidManifest, each with one line.
+    Raises Failed and InvalidManifest, each with one line.
     """
-    api, default = await reads.connect_as_user(kubeconfig, context)
-    async with api:
-        here = namespace or default
-        found = await reads.everything(api, here)
-        told = why(found, f"{here}/{name}")
-        away = told.adapter.pool_namespace
-        if away != here:  # whoever shares the pool is there, or here
-            told = why([*found, *await reads.everything(api, away)], f"{here}/{name}")
+    lookup.adapter(kubectl, namespace, name)  # tells who is missing, and which names are near
+
+    async def get(place: str) -> dict[str, Any]:
+        try:
+            return await asyncio.to_thread(kubectl.get, place)
+        except Failed as error:
+            raise reads.NoAnswer(str(error)) from None
+
+    found = await reads.everything(get, namespace)
+    told = why(found, f"{namespace}/{name}")
+    away = told.adapter.pool_namespace
+    if away != namespace:  # whoever shares the pool is there, or here
+        told = why([*found, *await reads.everything(get, away)], f"{namespace}/{name}")
     return told
 
 
@@ -57,8 +63,8 @@ def to_json(found: Why) -> dict[str, Any]:
     }
 
 
-def to_text(found: Why) -> str:
-    """Return it for people."""
+def to_text(found: Why, *, colour: bool = False) -> list[str]:
+    """Return it for people, as lines."""
     adapter, plan = found.adapter, found.plan
     status = adapter.status
     head = [
@@ -71,11 +77,12 @@ def to_text(found: Why) -> str:
     if adapter.metadata.deletion_timestamp:
         head.append("it is being deleted")
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
-    parts = ["\n".join(head), _table(("CONDITION", "STATUS", "REASON", "MESSAGE"), conditions)]
+    table = Table(("CONDITION", "STATUS", "REASON", "MESSAGE"), colour=colour)
+    parts = [*map(printable, head), "", *table.lines(conditions)]
     entries = {each.pod_name: each for each in status.engines}
     lines = {each.engine: each for each in plan.engines} if plan else {}
     if plan and plan.blocked:
-        parts.append(f"{plan.blocked[0]}: {plan.blocked[1]}")
+        parts += ["", printable(f"{plan.blocked[0]}: {plan.blocked[1]}")]
     rows = []
     for name in sorted({*lines, *entries}):
         line, entry = lines.get(name), entries.get(name)
@@ -83,10 +90,11 @@ def to_text(found: Why) -> str:
         why_not = "; ".join(dict.fromkeys(filter(None, said)))
         rows.append((name, line.verdict if line else "?", *_has(entry, status.digest), why_not))
         if line and line.standing:
-            rows.append(("", "", "", "", f"({line.standing})"))
+            rows.append((" ", " ", " ", " ", f"({line.standing})"))
     if rows:
-        parts.append(_table(("ENGINE", "PLAN", "HAS", "TIER", "WHY"), rows))
-    return "\n\n".join(parts)
+        table = Table(("ENGINE", "PLAN", "HAS", "TIER", "WHY"), colour=colour)
+        parts += ["", *table.lines(rows)]
+    return parts
 
 
 def _has(entry: AdapterEngine | None, digest: str) -> tuple[str, str]:
@@ -95,13 +103,3 @@ def _has(entry: AdapterEngine | None, digest: str) -> tuple[str, str]:
     which = "wanted" if entry.digest == digest else short(entry.digest)
     served = f"{which}, served" if entry.published else f"{which}, not served"
     return served + (f", {entry.in_flight} running" if entry.in_flight else ""), str(entry.tier)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return columns of equal width; the last one is as wide as it has to be."""
-    cells = [tuple(map(str, row)) for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
-    return "\n".join(
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in cells
-    )

@@ -1,0 +1,133 @@
+"""The verbs of `kubectl lora` and their flags; those that choose a cluster are kubectl's own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from lorafleet_operator.kubectl.rollback import SOURCE
+
+CLUSTER_FLAGS: Final = (
+    ("--kubeconfig", "FILE", "default: KUBECONFIG, ~/.kube/config"),
+    ("--context", "NAME", "context of the kubeconfig; default: the current one"),
+    ("--cluster", "NAME", "cluster of the kubeconfig"),
+    ("--user", "NAME", "user of the kubeconfig"),
+    ("--server", "URL", "address of the API server"),
+    ("--as", "USER", "ask as this user"),
+    ("--as-group", "GROUP", "ask as a member of this group; may be repeated"),
+    ("--as-uid", "UID", "ask with this UID"),
+)
+SHELLS: Final = ("bash", "zsh", "fish")
+_EPILOG: Final = "Exit status: 0 all is well, 1 an error or not Ready, 2 wrong arguments."
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    found = argparse.ArgumentParser(
+        prog="kubectl lora",
+        description="Ask about LoRA adapters of a cluster.",
+        epilog=_EPILOG,
+        parents=[_cluster()],
+        allow_abbrev=False,
+    )
+    found.set_defaults(namespace=None, request_timeout="10s")
+    found.add_argument("--version", action="store_true", help="print the version")
+    verbs = found.add_subparsers(dest="verb", metavar="VERB")
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, parents=[_cluster()], help=text, allow_abbrev=False)
+
+    top = verb("top", "engines and the busiest adapters, live")
+    _output(top, "json", "yaml")
+    _everywhere(top)
+    top.add_argument("--once", action="store_true", help="print once and end")
+    top.add_argument("--interval", metavar="SECONDS", type=_positive, default=2.0)
+    top.add_argument(
+        "--adapters", metavar="N", type=_count, default=20, help="how many; default 20"
+    )
+    top.add_argument("--no-live", action="store_true", help="ask no sidecar: statuses only")
+    top.add_argument(
+        "--metrics-port", metavar="PORT", type=_count, default=9464, help="of the sidecars"
+    )
+
+    ls = verb("ls", "the adapters of a namespace")
+    _output(ls, "json", "yaml", "name", "wide")
+    _everywhere(ls)
+    ls.add_argument("-l", "--selector", default="", help="only adapters with these labels")
+    ls.add_argument("--pool", default="", help="only adapters of this pool: NAME or NAMESPACE/NAME")
+    ls.add_argument("-w", "--watch", action="store_true", help="go on with what changes")
+    ls.add_argument("--no-headers", action="store_true", help="leave the first line out")
+
+    why = verb("why", "why an adapter is where it is")
+    _output(why, "json", "yaml")
+    _name(why)
+
+    history = verb("history", "the revisions of an adapter")
+    _output(history, "json", "yaml", "name", "wide")
+    _name(history)
+
+    rollback = verb("rollback", "serve an earlier revision, and wait for it")
+    _output(rollback, "json", "yaml", "name")
+    _name(rollback)
+    rollback.add_argument(
+        "--to",
+        metavar="REVISION",
+        default="",
+        help=f"beginning of a digest, or {SOURCE} for what the source holds; default: the one before",
+    )
+    rollback.add_argument("--no-wait", action="store_true", help="end when it is written")
+    rollback.add_argument("--timeout", metavar="SECONDS", type=_positive, default=300.0)
+    rollback.add_argument("--dry-run", action="store_true", help="let the server check it only")
+
+    completion = verbs.add_parser("completion", help="a script that completes words in a shell")
+    completion.add_argument("shell", choices=SHELLS)
+    return found
+
+
+def cluster_flags(options: argparse.Namespace) -> list[str]:
+    """Return the flags that choose a cluster and a user, as kubectl takes them."""
+    found = []
+    for flag, _, _ in CLUSTER_FLAGS:
+        given = getattr(options, flag[2:].replace("-", "_"), None)
+        values = given if isinstance(given, list) else [given]
+        found += [f"{flag}={value}" for value in values if value is not None]
+    return found
+
+
+def _cluster() -> argparse.ArgumentParser:
+    # Before the verb or behind it: what is not given at one place must not hide the other.
+    found = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    group = found.add_argument_group("cluster, as for kubectl")
+    group.add_argument("-n", "--namespace", help="default: that of the context")
+    for flag, metavar, text in CLUSTER_FLAGS:
+        also = ["-s"] if flag == "--server" else []
+        action = "append" if flag == "--as-group" else "store"
+        group.add_argument(*also, flag, metavar=metavar, help=text, action=action)
+    group.add_argument("--request-timeout", metavar="TIME", help="of one answer; default 10s")
+    return found
+
+
+def _output(verb: argparse.ArgumentParser, *formats: str) -> None:
+    verb.add_argument("-o", "--output", choices=("text", *formats), default="text")
+
+
+def _everywhere(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-A", "--all-namespaces", action="store_true", help="of every namespace")
+
+
+def _name(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("name", metavar="NAME", help="name of the LoRAAdapter")
+
+
+def _positive(text: str) -> float:
+    found = float(text.removesuffix("s"))
+    if not 0 < found < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return found
+
+
+def _count(text: str) -> int:
+    found = int(text)
+    if not 0 < found < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 65535")
+    return found
