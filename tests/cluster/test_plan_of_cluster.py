@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from kubernetes.aio.config import kube_config
+from localcluster import find_binary
 from lorafleet_operator.cli import main
 from lorafleet_operator.kubectl.cli import main as kubectl_lora
 from resource_builders import adapter, grant, path, pool
@@ -37,6 +38,11 @@ READY = {
     "message": "all is well",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
 }
+
+
+@pytest.fixture(autouse=True)
+def kubectl_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(find_binary("kubectl").parent), prepend=":")
 
 
 @pytest.fixture

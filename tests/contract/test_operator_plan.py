@@ -7,12 +7,12 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from broken_kubeconfigs import SILENT, UNREADABLE
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import kube_config
 from lorafleet_operator.api.v1alpha1 import AdapterGrant
 from lorafleet_operator.cli import main
 from lorafleet_operator.explain import why
-from lorafleet_operator.kubectl.cli import main as kubectl_lora
 from lorafleet_operator.pool_pass import reconcile_pool
 from operator_builders import adapter as built
 from operator_builders import pool
@@ -33,13 +33,6 @@ kind: LoRAAdapter
 metadata: {namespace: team-a, name: sql}
 spec: {baseModel: tiny, poolRef: {name: pool}, source: {http: {url: "https://example.test/sql"}}}
 """
-SILENT = {
-    "kind": "Config",
-    "current-context": "x",
-    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-    "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
-    "users": [{"name": "x", "user": {}}],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -62,33 +55,8 @@ def test_a_silent_cluster_is_told_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_kubectl_lora_tells_a_silent_cluster_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config").write_text(json.dumps(SILENT))
-    assert kubectl_lora(["why", "sql", "--kubeconfig", str(tmp_path / "config")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("kubectl lora: the API server does not answer: ")
-    assert said.count("\n") == 1
-
-
-UNREADABLE = {
-    "not YAML": b"{ a: [",
-    "not text": b"\xff\xfe\x00\x80",
-    "a list": b"- 1",
-    "a word": b"hello",
-    "nothing in it": b"",
-    "a broken cluster": b"kind: Config\ncurrent-context: x\ncontexts: 3\n",
-    "a certificate that is none": json.dumps(
-        {**SILENT, "clusters": [{"name": "x", "cluster": {
-            "server": "https://127.0.0.1:1", "certificate-authority-data": "!!!",
-        }}]}
-    ).encode(),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("case", UNREADABLE)
-@pytest.mark.parametrize("program", ["run", "plan", "kubectl lora"])
+@pytest.mark.parametrize("program", ["run", "plan"])
 def test_a_kubeconfig_that_cannot_be_read_is_told_in_one_line(
     case: str,
     program: str,
@@ -103,7 +71,6 @@ def test_a_kubeconfig_that_cannot_be_read_is_told_in_one_line(
     run = {
         "run": lambda: main(["run"]),
         "plan": lambda: main(["plan", "-f", str(manifest)]),
-        "kubectl lora": lambda: kubectl_lora(["why", "sql"]),
     }[program]
     status = run()
     said = capsys.readouterr().err

@@ -191,6 +191,8 @@ def _failed(said: str) -> Failed:
         if "no such file" in said:
             return Failed(said.removeprefix("error: "))
         return Failed("no kubeconfig names a cluster: give --kubeconfig or set KUBECONFIG")
+    if said.endswith("EOF") and ("Username" in said or said == "error: EOF"):
+        return Failed("the kubeconfig's user has no credentials, and the API server asks for some")
     if any(each in said for each in _SILENT) or "was refused" in said:
         return Failed(f"the API server does not answer: {said.removeprefix('error: ')}", "Silent")
     lines = [line for line in said.splitlines() if line.strip()]

@@ -6,9 +6,11 @@ that only a sidecar knows are null.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -120,10 +122,9 @@ def parsed(text: str) -> dict[str, Any]:
     """Return the fields of an EngineView that a sidecar's metrics tell."""
     by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for name, labels, value in _SAMPLE.findall(text):
-        try:
-            by_name[name].append((dict(_LABEL.findall(labels)), float(value)))
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            if math.isfinite(found := float(value)):
+                by_name[name].append((dict(_LABEL.findall(labels)), found))
 
     def ranks(name: str, **only: str) -> dict[str, float]:
         sums: defaultdict[str, float] = defaultdict(float)
@@ -138,7 +139,7 @@ def parsed(text: str) -> dict[str, Any]:
     # The arena is one copy that every rank has registered; each rank has copies of its own.
     pins = "lorafleet_engine_pinned_bytes"
     arena, copies = worst(pins, kind="arena"), sum(ranks(pins, kind="copy").values())
-    found = {
+    told = {
         "slots": worst("lorafleet_engine_slots"),
         "slotsUsed": worst("lorafleet_engine_adapters", tier="gpu"),
         "stagedBytes": worst("lorafleet_sidecar_staging_bytes", state="used"),
@@ -148,7 +149,7 @@ def parsed(text: str) -> dict[str, Any]:
         "evictions": worst("lorafleet_engine_evictions_total"),
         "inFlight": worst("lorafleet_engine_requests_in_flight"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _ask(kubectl: Kubectl, engine: EngineView, port: int) -> str | api.Failed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lorafleet_operator.api import names
 from lorafleet_operator.api.names import short
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.explain import Why, why
-from lorafleet_operator.kubectl import lookup
+from lorafleet_operator.kubectl import api, lookup
 from lorafleet_operator.kubectl.api import Failed
 from lorafleet_operator.kubectl.text import Table, printable
 
@@ -19,36 +21,56 @@ if TYPE_CHECKING:
 _UNKNOWN = "not among the engines that the pool's status names"
 
 
-async def read(kubectl: Kubectl, namespace: str, name: str) -> Why:
-    """Return what the cluster says of an adapter, and why it is where it is.
+@dataclass(frozen=True)
+class Told:
+    """Why an adapter is where it is, and what whoever asks may not read of that."""
+
+    why: Why
+    notes: tuple[str, ...] = ()
+    """Without the pool there is no plan, only what the adapter's own status tells."""
+
+
+async def read(kubectl: Kubectl, namespace: str, name: str) -> Told:
+    """Return what the cluster says of an adapter, as far as it may be read.
 
     Raises Failed and InvalidManifest, each with one line.
     """
-    lookup.adapter(kubectl, namespace, name)  # tells who is missing, and which names are near
+    # Tells who is missing, which names are near, and whose own adapter it is that may be read alone.
+    body = lookup.adapter(kubectl, namespace, name)
+    notes: dict[str, str] = {}
 
     async def get(place: str) -> dict[str, Any]:
         try:
             return await asyncio.to_thread(kubectl.get, place)
         except Failed as error:
-            raise reads.NoAnswer(str(error)) from None
+            if error.reason != "Forbidden":
+                raise reads.NoAnswer(str(error)) from None
+            notes[place] = f"left out: {error}"
+            only = [body] if place == api.path(names.ADAPTER_PLURAL, namespace) else []
+            return {"items": only, "metadata": {}}
 
     found = await reads.everything(get, namespace)
     told = why(found, f"{namespace}/{name}")
     away = told.adapter.pool_namespace
     if away != namespace:  # whoever shares the pool is there, or here
         told = why([*found, *await reads.everything(get, away)], f"{namespace}/{name}")
-    return told
+    if api.path(names.POOL_PLURAL, away) in notes:
+        told = replace(told, plan=None)
+    return Told(told, tuple(notes.values()))
 
 
-def to_json(found: Why) -> dict[str, Any]:
+def to_json(told: Told) -> dict[str, Any]:
     """Return it for programs; the fields are stable."""
+    found = told.why
     status = found.adapter.status.to_api()
-    plan: dict[str, Any] = {"adapter": found.adapter.key, "engines": []}
+    nothing: dict[str, Any] = {"wanted": None, "chosen": [], "blocked": None, "engines": []}
+    plan: dict[str, Any] = {"adapter": found.adapter.key, **nothing}
     if found.plan is not None:
         plan = found.plan.to_json()
     entries = {each["podName"]: each for each in status.get("engines", ())}
     lines: dict[str, dict[str, Any]] = {each["engine"]: each for each in plan["engines"]}
-    absent = {"verdict": "", "reason": "", "message": _UNKNOWN, "standing": ""}
+    unknown = _UNKNOWN if found.plan is not None else ""
+    absent = {"verdict": "", "reason": "", "message": unknown, "standing": ""}
     return {
         **plan,
         "pool": found.adapter.pool_key,
@@ -56,6 +78,7 @@ def to_json(found: Why) -> dict[str, Any]:
         "digest": status.get("digest", ""),
         "conditions": status.get("conditions", []),
         "refusals": status.get("refusals", []),
+        "notes": list(told.notes),
         "engines": [
             {"engine": name, **(lines.get(name) or absent), "has": entries.get(name)}
             for name in sorted({*lines, *entries})
@@ -63,9 +86,9 @@ def to_json(found: Why) -> dict[str, Any]:
     }
 
 
-def to_text(found: Why, *, colour: bool = False) -> list[str]:
+def to_text(told: Told, *, colour: bool = False) -> list[str]:
     """Return it for people, as lines."""
-    adapter, plan = found.adapter, found.plan
+    adapter, plan = told.why.adapter, told.why.plan
     status = adapter.status
     head = [
         f"LoRAAdapter {adapter.key}, served as {adapter.served_name}, pool {adapter.pool_key}",
@@ -86,7 +109,7 @@ def to_text(found: Why, *, colour: bool = False) -> list[str]:
     rows = []
     for name in sorted({*lines, *entries}):
         line, entry = lines.get(name), entries.get(name)
-        said = [line.text if line else _UNKNOWN, entry.message if entry else ""]
+        said = [line.text if line else _UNKNOWN if plan else "", entry.message if entry else ""]
         why_not = "; ".join(dict.fromkeys(filter(None, said)))
         rows.append((name, line.verdict if line else "?", *_has(entry, status.digest), why_not))
         if line and line.standing:
@@ -94,7 +117,7 @@ def to_text(found: Why, *, colour: bool = False) -> list[str]:
     if rows:
         table = Table(("ENGINE", "PLAN", "HAS", "TIER", "WHY"), colour=colour)
         parts += ["", *table.lines(rows)]
-    return parts
+    return parts + [printable(f"note: {note}") for note in told.notes]
 
 
 def _has(entry: AdapterEngine | None, digest: str) -> tuple[str, str]:
