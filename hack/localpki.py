@@ -12,18 +12,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 VALID_DAYS = 7
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 
-def write_pki(directory: Path) -> None:
-    """Write ca.crt, server.crt, server.key and the service account's sa.key, sa.pub."""
+def write_pki(
+    directory: Path, addresses: Sequence[str] = (), *, kubelet_client: bool = False
+) -> None:
+    """Write ca.crt, server.crt, server.key and the service account's sa.key, sa.pub.
+
+    The server answers at loopback and at `addresses`. With `kubelet_client` come kubelet-client.crt
+    and .key, as which an API server asks kubelets.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, server_key, account_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    ca = _certificate("lorafleet local CA", ca_key, ca_key, None)
-    server = _certificate("kube-apiserver", server_key, ca_key, ca)
+    ca = _certificate(_name("lorafleet local CA"), ca_key, ca_key, None)
+    server = _certificate(
+        _name("kube-apiserver"), server_key, ca_key, ca, ("127.0.0.1", *addresses)
+    )
     _write(directory / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
     _write(directory / "server.crt", server.public_bytes(serialization.Encoding.PEM))
     _write(directory / "server.key", _pem(server_key))
@@ -32,16 +41,29 @@ def write_pki(directory: Path) -> None:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     _write(directory / "sa.pub", public)
+    if kubelet_client:
+        key = ec.generate_private_key(ec.SECP256R1())
+        client = _certificate(_name("kube-apiserver", "system:masters"), key, ca_key, ca)
+        _write(directory / "kubelet-client.crt", client.public_bytes(serialization.Encoding.PEM))
+        _write(directory / "kubelet-client.key", _pem(key))
+
+
+def _name(common: str, organization: str | None = None) -> x509.Name:
+    """Who it is; the API server takes the organization for a group."""
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, common)]
+    if organization is not None:
+        parts.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+    return x509.Name(parts)
 
 
 def _certificate(
-    name: str,
+    subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate | None,
+    addresses: Sequence[str] = (),
 ) -> x509.Certificate:
-    """Return a certificate for `key`: an authority if `issuer` is None, else the server's."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    """Return a certificate for `key`: an authority if `issuer` is None, a server's if it has addresses."""
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
@@ -59,11 +81,15 @@ def _certificate(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
     )
-    if issuer is not None:
-        names = [x509.DNSName(name) for name in _NAMES]
-        addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    if addresses:
         builder = builder.add_extension(
-            x509.SubjectAlternativeName([*names, *addresses]), critical=False
+            x509.SubjectAlternativeName(
+                [
+                    *(x509.DNSName(name) for name in _NAMES),
+                    *(x509.IPAddress(ipaddress.ip_address(address)) for address in addresses),
+                ]
+            ),
+            critical=False,
         )
     return builder.sign(signer, hashes.SHA256())
 
