@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 from lorafleet.errors import EngineRejected, LorafleetError, NameTaken, StagingFull, from_reason
+from lorafleet.grpc_errors import abort
 from lorafleet.header import parse_header
 from lorafleet.layout import chunk_plan
 from lorafleet.profile import EngineProfile
@@ -22,7 +23,6 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_sidecar.addressee import Addressee
 from lorafleet_sidecar.changes import Changes
-from lorafleet_sidecar.grpc_errors import abort
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 from lorafleet.errors import EngineUnreachable
+from lorafleet.grpc_errors import abort
 
-from lorafleet_sidecar.grpc_errors import abort
 from lorafleet_sidecar.handlers import checked
 from lorafleet_sidecar.transfer_settings import SERVICE
 

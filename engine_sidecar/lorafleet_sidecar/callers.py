@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 from lorafleet.certificates import expires_at
+from lorafleet.grpc_errors import REASON_KEY
 
-from lorafleet_sidecar.grpc_errors import REASON_KEY
 from lorafleet_sidecar.handlers import checked
 from lorafleet_sidecar.transfer_settings import HEALTH, SERVICE
 

@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 from lorafleet import frames
 from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
+from lorafleet.grpc_errors import REASON_KEY
 from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_sidecar.grpc_errors import REASON_KEY
 from lorafleet_sidecar.transfer_settings import HEALTH, MESSAGE_OPTIONS, SERVICE
 
 if TYPE_CHECKING:

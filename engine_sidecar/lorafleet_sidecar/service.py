@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.grpc_errors import answers_errors
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
 from lorafleet_sidecar.desired import GPU, SHARED, LoadWish, Probe
 from lorafleet_sidecar.ending import end_engine
-from lorafleet_sidecar.grpc_errors import answers_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

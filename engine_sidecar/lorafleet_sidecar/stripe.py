@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from lorafleet import grpc_errors
 from lorafleet.errors import LorafleetError, TransferInterrupted
 from lorafleet.frames import ChunkFrame, StagingIdFrame, decode_send_request
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_sidecar import grpc_errors
 from lorafleet_sidecar.chunk_writer import ChunkWriter
 from lorafleet_sidecar.incoming import Incoming
 from lorafleet_sidecar.staging_dir import StagingDirectory

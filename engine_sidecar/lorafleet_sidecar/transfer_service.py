@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from lorafleet import grpc_errors
 from lorafleet.errors import LorafleetError, TransferInterrupted
 from lorafleet.frames import (
     ChunkFrame,
@@ -20,7 +21,6 @@ from lorafleet.frames import (
 )
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
-from lorafleet_sidecar import grpc_errors
 from lorafleet_sidecar.forwarding import Forwarding
 from lorafleet_sidecar.incoming import Incoming
 from lorafleet_sidecar.lending import Lender

@@ -75,6 +75,7 @@ class Fleet:
         self.load_rates = LoadRates(asyncio.get_running_loop().time)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
+            push_root=settings.push_dir,
             allow_private_addresses=settings.allow_private_addresses,
         )
         self._alone = Term()

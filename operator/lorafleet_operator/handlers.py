@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import kopf
 from lorafleet.buffers import give_back_freed
+from lorafleet.errors import LorafleetError
 
 from lorafleet_operator import metrics, passes
 from lorafleet_operator.api import names
@@ -25,6 +26,7 @@ from lorafleet_operator.cluster.lists import listing_responses
 from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.gate import gated, pool_of_adapter, pool_of_pool
 from lorafleet_operator.probes import Probes
+from lorafleet_operator.push.server import PushServer
 from lorafleet_operator.rounds import Rounds
 from lorafleet_operator.tenure import Tenure
 from lorafleet_operator.watched import Watched
@@ -127,7 +129,19 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     if fleet.tenure is not None:
         fleet.tenure.start()
     memo.watched, memo.fleet = watched, fleet
+    memo.pushes = await _take_pushes(fleet)
     memo.tidying = asyncio.create_task(_tidy(), name="tidying")
+
+
+async def _take_pushes(fleet: Fleet) -> PushServer | None:
+    if not fleet.settings.push_listen:
+        return None
+    try:
+        server = PushServer(fleet)
+    except (OSError, RuntimeError, LorafleetError) as error:
+        raise kopf.PermanentError(f"cannot take pushes: {error}") from None
+    await server.start()
+    return server
 
 
 async def _tidy() -> None:
@@ -158,6 +172,8 @@ def configure(
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Cut off the passes, give up the leases and close what `start` opened. The fleet stays as it is."""
     memo.tidying.cancel()
+    if memo.pushes is not None:
+        await memo.pushes.stop()
     await memo.adapters.close()
     await memo.pools.close()
     if memo.fleet.tenure is not None:

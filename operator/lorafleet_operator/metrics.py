@@ -62,6 +62,27 @@ SOURCE_READ_BYTES: Final = Counter(
     ["source"],
     registry=REGISTRY,
 )
+PUSHED_BYTES: Final = Counter(
+    "lorafleet_operator_pushed_bytes_total",
+    "Bytes of tensors that trainers sent; what the operator had already is not sent.",
+    registry=REGISTRY,
+)
+PUSHES: Final = Counter(
+    "lorafleet_operator_pushes_total",
+    "Pushes that ended, by result: committed, unchanged, failed.",
+    ["result"],
+    registry=REGISTRY,
+)
+PUSHES_REFUSED: Final = Counter(
+    "lorafleet_operator_pushes_refused_total",
+    "Calls of trainers refused for their token or for want of permission.",
+    registry=REGISTRY,
+)
+SPOOL_BYTES: Final = Gauge(
+    "lorafleet_operator_spool_bytes",
+    "Bytes of pushed tensors on disk.",
+    registry=REGISTRY,
+)
 TRANSFER_BYTES: Final = Counter(
     "lorafleet_operator_transfer_bytes_total",
     "Bytes of chunks sent to sidecars.",

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from lorafleet.errors import LorafleetError, SourceChanged
+from lorafleet.errors import LorafleetError, SourceChanged, SourceNotFound
 from lorafleet.header import parse_header
 from lorafleet.layout import plan_layout
 from lorafleet.peft_config import AdapterConfig
@@ -20,7 +20,7 @@ from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look, Verdict
-from lorafleet_operator.revisions import fingerprint_of, own_revisions
+from lorafleet_operator.revisions import digest_of, fingerprint_of, own_revisions
 from lorafleet_operator.sources.registry import open_source
 
 if TYPE_CHECKING:
@@ -110,11 +110,15 @@ def as_taken(content: ResolvedAdapter, spec: LoRAAdapterSpec) -> ResolvedAdapter
     Sidecars and links remember content by its fingerprint, and another choice of the same file
     is other content.
     """
+    taken = _fingerprint_as_taken(content.fingerprint, spec)
+    return content if taken == content.fingerprint else replace(content, fingerprint=taken)
+
+
+def _fingerprint_as_taken(fingerprint: str, spec: LoRAAdapterSpec) -> str:
     name, drop = spec.source.adapter_name, spec.drop_unmatched
     if name is None and drop is None:
-        return content
-    parts = json.dumps([content.fingerprint, name, drop])
-    return replace(content, fingerprint=hashlib.sha256(parts.encode()).hexdigest())
+        return fingerprint
+    return hashlib.sha256(json.dumps([fingerprint, name, drop]).encode()).hexdigest()
 
 
 async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
@@ -126,6 +130,9 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     adapter = facts.adapter
     if facts.pinned:
         resolve_revision(facts)
+        return
+    if adapter.spec.source.push is not None:
+        resolve_push(facts)
         return
     uid, generation = adapter.metadata.uid, adapter.metadata.generation
     now = asyncio.get_running_loop().time()
@@ -157,6 +164,17 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         status = adapter.status
         if status.observed_generation == generation:
             facts.fingerprint = status.fingerprint
+
+
+def resolve_push(facts: Facts) -> None:
+    """Learn the pushed content that the spec names: nothing has to be read for that."""
+    push = facts.adapter.spec.source.push
+    assert push is not None
+    if not push.revision:
+        facts.source_error = SourceNotFound(f"nothing has been pushed to {facts.key} yet")
+        return
+    facts.origin, facts.revision = f"push of step {push.step}", push.revision
+    facts.fingerprint = _fingerprint_as_taken(push.revision, facts.adapter.spec)
 
 
 def resolve_revision(facts: Facts) -> None:
@@ -223,6 +241,9 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             try:
                 content = await same_content(facts, reader, fleet)
             except LorafleetError as error:
+                if spec.source.push is not None and digest_of(facts.engines, facts.fingerprint):
+                    _judge_staged(facts)  # engines have what this operator has not, or no more
+                    return
                 facts.source_error = error
                 return
             size = len(content.header_bytes)

@@ -47,6 +47,29 @@ class OperatorSettings:
     """Directory with the mounted claims, each at <namespace>/<claimName>. Default none: volume
     sources are refused, since a path could otherwise name any file of the operator."""
 
+    push_listen: str = ""
+    """host:port of the service that trainers push to. Default none: no pushes. Needs push_dir, and
+    push_tls_dir unless it is on loopback: tokens are not taken in plain."""
+
+    push_dir: Path | None = None
+    """Directory for pushed revisions, written by the operator alone; what is lost with it are
+    revisions that no engine has. Default none."""
+
+    push_tls_dir: Path | None = None
+    """Directory with tls.crt and tls.key that trainers see, and ca.crt. Default none."""
+
+    push_audience: str = "lorafleet"
+    """Audience that trainers' tokens have to be for."""
+
+    push_bytes: int = 64 << 30
+    """Most bytes of pushed tensors that are kept. Default 64 GiB."""
+
+    push_namespace_bytes: int = 16 << 30
+    """Most of them of one namespace. Default 16 GiB."""
+
+    push_revisions: int = 3
+    """Revisions of an adapter that are kept for the next push to build on. Default 3."""
+
     allow_private_addresses: bool = False
     """Whether sources may be at loopback and link-local addresses. Default false: a tenant's URL
     must not reach what only the operator can; for tests and laptops."""
@@ -221,6 +244,13 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "tls_dir": Path,
     "tls_server_name": _server_name,
     "volume_root": Path,
+    "push_listen": _address,
+    "push_dir": Path,
+    "push_tls_dir": Path,
+    "push_audience": str,
+    "push_bytes": _within(1 << 20, 1 << 50),
+    "push_namespace_bytes": _within(1 << 20, 1 << 50),
+    "push_revisions": _within(1, 100),
     "allow_private_addresses": _bool,
     "resync_seconds": _seconds,
     "chunk_bytes": _within(64 << 10, 16 << 20),

@@ -208,6 +208,8 @@ class KnownAdapter:
     """`<namespace>/<name>` of its pool."""
     deleting: bool = False
     """Whether it is on its way out."""
+    pushed: str = ""
+    """The pushed revision that its spec names."""
     settled: bool = False
     """Whether its status says that all engines that should serve it as it is now wanted do so."""
 
@@ -222,6 +224,7 @@ class KnownAdapter:
             created=intern(created),
             pool=intern(adapter.pool_key),
             deleting=metadata.deletion_timestamp is not None,
+            pushed=adapter.spec.source.push.revision if adapter.spec.source.push else "",
             settled=served and status.observed_generation == metadata.generation,
         )
 

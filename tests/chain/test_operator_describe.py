@@ -50,7 +50,7 @@ PROVOKED = {
     Reason.ENGINE_REJECTED: "no kernel for this",
     Reason.PLUGIN_INACTIVE: "pinned needs the plugin",
     Reason.NAME_TAKEN: f"served name {BASE} conflicts with a served base model",
-    Reason.INTERNAL_ERROR: "sidecar failed unexpectedly: ",
+    Reason.INTERNAL_ERROR: "failed unexpectedly: ",
     # The source
     Reason.SOURCE_NOT_FOUND: "adapter_config.json not found in pvc://",
     Reason.ACCESS_DENIED: "401 from http://127.0.0.1:",

@@ -130,7 +130,7 @@ CASES = [
         adapter(source=hub(repo="org/a..b")),
     ),
     Case(
-        rules.VOLUME_NEEDS_NO_SECRET,
+        rules.NEEDS_NO_SECRET,
         adapter(source={**s3(), "credentialsSecretRef": {"name": "keys"}}),
         adapter(source=volume("a", credentialsSecretRef={"name": "keys"})),
     ),

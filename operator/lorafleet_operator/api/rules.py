@@ -63,13 +63,14 @@ SERVED_NAME_PATH: Final = Rule(
 
 ONE_SOURCE: Final = Rule(
     "[has(self.s3), has(self.gcs), has(self.azureBlob), has(self.http), has(self.huggingFace),"
-    " has(self.oci), has(self.persistentVolumeClaim)].filter(present, present).size() == 1",
+    " has(self.oci), has(self.persistentVolumeClaim), has(self.push)]"
+    ".filter(present, present).size() == 1",
     "give exactly one of source.s3, source.gcs, source.azureBlob, source.http, "
-    "source.huggingFace, source.oci and source.persistentVolumeClaim",
+    "source.huggingFace, source.oci, source.persistentVolumeClaim and source.push",
 )
-VOLUME_NEEDS_NO_SECRET: Final = Rule(
-    "!has(self.persistentVolumeClaim) || !has(self.credentialsSecretRef)",
-    "credentialsSecretRef has no use with persistentVolumeClaim; remove it",
+NEEDS_NO_SECRET: Final = Rule(
+    "!(has(self.persistentVolumeClaim) || has(self.push)) || !has(self.credentialsSecretRef)",
+    "credentialsSecretRef has no use with persistentVolumeClaim and push; remove it",
 )
 
 ADAPTER_NAME: Final = Rule(

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from . import names, rules
-from .fields import Int32, LocalReference, ObjectName
+from .fields import Int32, Int64, LocalReference, ObjectName
 from .meta import ApiModel
 from .rules import validations
 
@@ -161,9 +161,18 @@ class VolumeSource(ApiModel):
         return _relative(path)
 
 
+class PushSource(ApiModel):
+    """What a trainer pushes; the operator writes these fields with each push."""
+
+    revision: str = Field(default="", max_length=71, pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """The revision that is wanted; empty until the first push."""
+    step: Int64 = Field(default=0, ge=0)
+    """The trainer's own count at that revision."""
+
+
 class AdapterSource(ApiModel):
-    """Where the adapter comes from: exactly one of s3, gcs, azureBlob, http, huggingFace, oci and
-    persistentVolumeClaim."""
+    """Where the adapter comes from: exactly one of s3, gcs, azureBlob, http, huggingFace, oci,
+    persistentVolumeClaim and push."""
 
     s3: S3Source | None = None
     """An S3 bucket."""
@@ -179,6 +188,8 @@ class AdapterSource(ApiModel):
     """An artifact in an OCI registry."""
     persistent_volume_claim: VolumeSource | None = None
     """A volume mounted into the operator."""
+    push: PushSource | None = None
+    """A trainer that pushes revisions to the operator."""
     credentials_secret_ref: LocalReference | None = None
     """Secret with the source's credentials; docs/sources.md lists its keys."""
     allow_pickle: bool | None = None
@@ -195,7 +206,7 @@ class AdapterSource(ApiModel):
     """Seconds between looks for changed content; 0 looks only when the spec changes."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(rules.ONE_SOURCE, rules.VOLUME_NEEDS_NO_SECRET)
+        json_schema_extra=validations(rules.ONE_SOURCE, rules.NEEDS_NO_SECRET)
     )
 
     @field_validator("adapter_name")
@@ -213,11 +224,13 @@ class AdapterSource(ApiModel):
             self.hugging_face,
             self.oci,
             self.persistent_volume_claim,
+            self.push,
         ]
         if sum(source is not None for source in given) != 1:
             raise ValueError(rules.ONE_SOURCE.message)
-        if self.persistent_volume_claim and self.credentials_secret_ref:
-            raise ValueError(rules.VOLUME_NEEDS_NO_SECRET.message)
+        own = self.persistent_volume_claim or self.push
+        if own is not None and self.credentials_secret_ref:
+            raise ValueError(rules.NEEDS_NO_SECRET.message)
         return self
 
 

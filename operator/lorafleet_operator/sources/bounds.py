@@ -31,6 +31,8 @@ class SourceSettings:
 
     volume_root: Path | None = None
     """Folder with one mounted claim at `<namespace>/<claimName>`; None: no volume sources."""
+    push_root: Path | None = None
+    """Folder with what trainers pushed; None: no pushes."""
     allow_private_addresses: bool = False
     """Whether HTTP and S3 may reach loopback and link-local addresses. For tests and laptops."""
     denied_networks: tuple[str, ...] = ()

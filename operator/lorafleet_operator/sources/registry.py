@@ -13,6 +13,7 @@ from lorafleet_operator.sources.gcs import GcsSource
 from lorafleet_operator.sources.http import HttpSource
 from lorafleet_operator.sources.hugging_face import HuggingFaceSource
 from lorafleet_operator.sources.oci import OciSource
+from lorafleet_operator.sources.pushed import PushedSource
 from lorafleet_operator.sources.s3 import S3Source
 from lorafleet_operator.sources.volume import VolumeSource
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.base import Source
     from lorafleet_operator.sources.bounds import SourceSettings
 
-_KINDS = ("s3", "gcs", "azureBlob", "http", "huggingFace", "oci", "persistentVolumeClaim")
+_KINDS = ("s3", "gcs", "azureBlob", "http", "huggingFace", "oci", "persistentVolumeClaim", "push")
 
 
 def open_source(
@@ -37,7 +38,7 @@ def open_source(
     """Return the source that `spec.source` describes; opens no connection.
 
     `source` is the API model or its camelCase mapping: exactly one of `s3`, `gcs`, `azureBlob`,
-    `http`, `huggingFace`, `oci` and `persistentVolumeClaim`, and maybe
+    `http`, `huggingFace`, `oci`, `persistentVolumeClaim` and `push`, and maybe
     `credentialsSecretRef: {name}` and `allowPickle`.
     `namespace` and `name` are the adapter's. `secret` is the decoded data of the referenced
     Secret, None if there is none; without a reference the source is read anonymously. Credentials
@@ -113,6 +114,14 @@ def open_source(
                 path=claim.get("path") or "",
                 settings=settings,
                 allow_pickle=True if pickle is None else bool(pickle),
+                on_read=on_read,
+            )
+        case {"push": push, **others} if not others:
+            return PushedSource(
+                root=settings.push_root,
+                namespace=namespace,
+                name=name,
+                revision=push.get("revision") or "",
                 on_read=on_read,
             )
         case {"huggingFace": hub, **others} if not others:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from lorafleet.errors import LorafleetError, leaves
+from lorafleet.grpc_errors import STATUS, status_of
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_sidecar.grpc_errors import STATUS, status_of
 from lorafleet_sidecar.inventory import InventoryBoard, significant
 from lorafleet_sidecar.metrics import TABLE, as_markdown
 from lorafleet_sidecar.observed import EngineState, split_revision_path

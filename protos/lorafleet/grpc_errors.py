@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
+
 from lorafleet import errors
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ STATUS: dict[type[errors.LorafleetError], grpc.StatusCode] = {
     errors.EngineError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EngineUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.NameTaken: grpc.StatusCode.ALREADY_EXISTS,
+    errors.SourceError: grpc.StatusCode.UNAVAILABLE,
+    errors.SourceNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.PathNotAllowed: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
 }
 """Classes not named here have the status of the nearest class above them."""
 
@@ -52,7 +57,7 @@ async def abort_unexpected(context: Context, error: Exception) -> NoReturn:
     """End the call for a fault of our own: the log has the trace, the client one line."""
     log.error("unexpected failure", exc_info=error)
     line = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    await abort(context, errors.LorafleetError(f"sidecar failed unexpectedly: {line}"))
+    await abort(context, errors.LorafleetError(f"failed unexpectedly: {line}"))
 
 
 def answers_errors(handler: Handler) -> Handler:

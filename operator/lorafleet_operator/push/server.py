@@ -1,0 +1,122 @@
+"""The gRPC server that trainers push to, and the spool behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import grpc.aio
+from lorafleet.certificates import CertificateFiles
+from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+
+from lorafleet_operator import metrics
+from lorafleet_operator.push.access import Doorkeeper
+from lorafleet_operator.push.service import PushService
+from lorafleet_operator.push.spool import Spool
+from lorafleet_operator.sources.pushed import threads
+
+if TYPE_CHECKING:
+    from lorafleet.certificates import Certificates
+
+    from lorafleet_operator.fleet import Fleet
+
+_LOG: Final = logging.getLogger(__name__)
+_GRACE_SECONDS: Final = 1.0
+_TIDY_SECONDS: Final = 30.0
+_OPTIONS: Final = (
+    # A manifest carries the header and a digest for each of its tensors; a piece has 4 MiB.
+    ("grpc.max_receive_message_length", 128 << 20),
+    ("grpc.max_concurrent_streams", 32),
+    ("grpc.so_reuseport", 0),
+    # A trainer that is gone without a word is noticed, or its push would hold its place.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class PushServer:
+    """Serves pushes at `settings.push_listen`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Raises OSError when the address is taken, CertificatesUnusable."""
+        settings = fleet.settings
+        assert settings.push_dir is not None
+        self._fleet = fleet
+        self._spool = Spool(
+            settings.push_dir,
+            limit_bytes=settings.push_bytes,
+            namespace_bytes=settings.push_namespace_bytes,
+            revisions=settings.push_revisions,
+        )
+        door = Doorkeeper(fleet.api, settings.push_audience, asyncio.get_running_loop().time)
+        self._server = grpc.aio.server(options=_OPTIONS)
+        pb_grpc.add_PushServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            PushService(fleet, self._spool, door), self._server
+        )
+        if settings.push_tls_dir is not None:
+            files = CertificateFiles(settings.push_tls_dir)
+            self.port = self._server.add_secure_port(settings.push_listen, _tls(files))
+        elif _is_loopback(settings.push_listen):
+            self.port = self._server.add_insecure_port(settings.push_listen)
+        else:
+            raise OSError(
+                f"{settings.push_listen} is not on loopback: give it LORAFLEET_PUSH_TLS_DIR"
+            )
+        self._tidying: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        await self._server.start()
+        self._tidying = asyncio.create_task(self._tidy(), name="spool")
+        _LOG.info("taking pushes on port %s", self.port)
+
+    async def stop(self) -> None:
+        """Cut off what is being pushed: the next try goes on from there."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        await self._server.stop(_GRACE_SECONDS)
+
+    async def _tidy(self) -> None:
+        """Let go of what adapters left that were deleted."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            keys = {key for each in self._fleet.world.existing.values() for key in each}
+            gone = await loop.run_in_executor(threads(), self._spool.forget_others, keys)
+            if gone:
+                _LOG.info("let go of what was pushed to %s", ", ".join(gone[:10]))
+            metrics.SPOOL_BYTES.set(await loop.run_in_executor(threads(), self._spool.used_bytes))
+
+
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(files: CertificateFiles) -> grpc.ServerCredentials:
+    """Return credentials that are looked at again for each connection; clients show tokens."""
+    used = [files.current()]
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        found = files.current()
+        if found is used[0]:
+            return None
+        used[0] = found
+        return _configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used[0]),
+        fetch,  # type: ignore[arg-type]  # None means no change; the stubs forgot it
+        require_client_authentication=False,
+    )
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)])

@@ -1,0 +1,180 @@
+"""What trainers have pushed, as the operator keeps it on disk (push/spool.py writes it).
+
+    <root>/<namespace>/<name>/revisions/<hex>/header.json, adapter_config.json, places
+    <root>/<namespace>/<name>/data/<hex>
+
+A revision names its tensors' places: a push brings only the tensors that changed, into a file of
+its own, and the others lie where an earlier push brought them. Nothing is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from lorafleet.errors import PathNotAllowed, SourceNotFound, SourceUnavailable
+from lorafleet.header import parse_header
+
+from lorafleet_operator.sources.base import Buffer, ResolvedAdapter, Segment
+from lorafleet_operator.sources.bounds import checked_object_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HEADER: Final = "header.json"
+CONFIG: Final = "adapter_config.json"
+PLACES: Final = "places"
+_PLACE: Final = struct.Struct("<32s32sQ")
+_PREFIX: Final = "sha256:"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor's bytes lie, in the order of the header's offsets."""
+
+    digest: bytes
+    """SHA-256 of the bytes."""
+    file: str
+    """Name of a file in `data`."""
+    offset: int
+    """In bytes."""
+
+
+def adapter_folder(root: Path, namespace: str, name: str) -> Path:
+    """Return where an adapter's pushed revisions are."""
+    checked_object_name(namespace, "namespace")
+    return root / namespace / checked_object_name(name, "name")
+
+
+def hex_of(revision: str) -> str:
+    """Return the name of the revision's folder."""
+    found = revision.removeprefix(_PREFIX)
+    if len(found) != 64 or not set(found) <= set("0123456789abcdef"):
+        raise PathNotAllowed(f"{revision!r} is no revision, expected sha256:<64 hex digits>")
+    return found
+
+
+def read_places(folder: Path) -> list[Place]:
+    """Return the places of a revision's tensors. Raises OSError."""
+    packed = (folder / PLACES).read_bytes()
+    return [Place(digest, file.hex(), at) for digest, file, at in _PLACE.iter_unpack(packed)]
+
+
+def packed_places(places: list[Place]) -> bytes:
+    """Return the content of a revision's file of places."""
+    return b"".join(_PLACE.pack(p.digest, bytes.fromhex(p.file), p.offset) for p in places)
+
+
+@lru_cache(maxsize=1)
+def threads() -> ThreadPoolExecutor:
+    """Return the threads that read and write what was pushed: disks must not stop the event loop."""
+    return ThreadPoolExecutor(4, thread_name_prefix="pushed")
+
+
+class PushedSource:
+    """One revision that a trainer pushed."""
+
+    kind = "push"
+
+    def __init__(
+        self,
+        *,
+        root: Path | None,
+        namespace: str,
+        name: str,
+        revision: str,
+        on_read: Callable[[int], None],
+    ) -> None:
+        if root is None:
+            raise PathNotAllowed("this operator takes no pushes: it has no folder for them")
+        self.uri = f"push://{namespace}/{name}"
+        self._folder = adapter_folder(root, namespace, name)
+        self._revision = revision
+        self._on_read = on_read
+
+    async def resolve(self) -> ResolvedAdapter:
+        """Return the revision. Raises SourceNotFound when this operator has it no more."""
+        if not self._revision:
+            raise SourceNotFound(f"nothing has been pushed to {self.uri} yet")
+        return await asyncio.get_running_loop().run_in_executor(threads(), self._read)
+
+    async def aclose(self) -> None:
+        """Nothing is held between calls."""
+
+    def _read(self) -> ResolvedAdapter:
+        folder = self._folder / "revisions" / hex_of(self._revision)
+        try:
+            header_bytes = (folder / HEADER).read_bytes()
+            config_bytes = (folder / CONFIG).read_bytes()
+            places = read_places(folder)
+        except FileNotFoundError:
+            raise SourceNotFound(
+                f"{self._revision} of {self.uri} is not here any more: push it again"
+            ) from None
+        header = parse_header(header_bytes)
+        blobs = {
+            file: PushedBlob(self._folder / "data" / file, self.uri, self._on_read)
+            for file in {place.file for place in places}
+        }
+        return ResolvedAdapter(
+            fingerprint=self._revision,
+            header_bytes=header_bytes,
+            config_bytes=config_bytes,
+            data_bytes=header.data_bytes,
+            revision=self._revision,
+            uri=self.uri,
+            segments=tuple(
+                Segment(t.begin, t.end - t.begin, blobs[place.file], place.offset)
+                for t, place in zip(header.tensors, places, strict=True)
+                if t.end > t.begin
+            ),
+        )
+
+
+class PushedBlob:
+    """What one push brought; never changed."""
+
+    linked = False
+
+    def __init__(self, path: Path, uri: str, on_read: Callable[[int], None]) -> None:
+        self.name = path.name
+        self.identity = self.revision = path.name
+        self._path = path
+        self._uri = uri
+        self._on_read = on_read
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._path.stat().st_size
+
+    async def read(self, offset: int, length: int) -> Buffer:
+        """Return exactly the bytes asked for."""
+        return await asyncio.get_running_loop().run_in_executor(
+            threads(), self._read, offset, length
+        )
+
+    def _read(self, offset: int, length: int) -> Buffer:
+        into = bytearray(length)
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                done = 0
+                while done < length:
+                    got = os.preadv(file.fileno(), [memoryview(into)[done:]], offset + done)
+                    if not got:
+                        break
+                    done += got
+        except FileNotFoundError:
+            raise SourceNotFound(f"{self.name} of {self._uri} is not here any more") from None
+        except OSError as error:
+            raise SourceUnavailable(f"{self._uri}: {error.strerror or error}") from None
+        if done < length:
+            raise SourceUnavailable(f"{self._uri}: {self.name} gave {done} of {length} bytes")
+        self._on_read(length)
+        return into
