@@ -1,0 +1,130 @@
+"""The chart's policies on a real API server, and the pods that controllers would make of manifests."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from localcluster import find_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kube_rest import Json, KubeRest
+
+CHART = Path(__file__).resolve().parents[1] / "charts" / "lorafleet"
+MANIFESTS = Path(__file__).with_name("vllm_manifests")
+POOL = "lorafleet.dev/engine-pool"
+SIDECAR = "lorafleet-sidecar"
+_GROUP = "/apis/admissionregistration.k8s.io/v1"
+_PLURALS = {
+    "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+
+
+def rendered(*values: str, only: tuple[str, ...] = ()) -> list[Json]:
+    """Return the documents of the chart's injection, or those of single templates."""
+    templates = only or ("injection", "injection-checks")
+    command: list[str | Path] = [find_binary("helm"), "template", "inj", CHART, "-n", "system"]
+    for template in templates:
+        command += ["-s", f"templates/{template}.yaml"]
+    for value in values:
+        command += ["--set-json" if ":=" in value else "--set", value.replace(":=", "=", 1)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+@contextmanager
+def installed(kube: KubeRest, *values: str) -> Iterator[tuple[str, str]]:
+    """Let the policies hold in two namespaces, one restricted, one not; yields their names."""
+    suffix = uuid.uuid4().hex[:6]
+    restricted, privileged = f"restricted-{suffix}", f"privileged-{suffix}"
+    for name in (restricted, privileged):
+        level = {"pod-security.kubernetes.io/enforce": name.partition("-")[0]}
+        kube.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": level}})
+    made: list[tuple[str, Json]] = [
+        (
+            "/apis/node.k8s.io/v1/runtimeclasses",
+            {"metadata": {"name": "nvidia"}, "handler": "nvidia"},
+        )
+    ]
+    names = f'namespaces:=["{restricted}","{privileged}"]'
+    made += [(f"{_GROUP}/{_PLURALS[each['kind']]}", each) for each in rendered(names, *values)]
+    for path, document in made:
+        kube.create(path, document)
+    try:
+        _wait(kube, privileged)
+        yield restricted, privileged
+    finally:
+        for path, document in made:
+            kube.delete(f"{path}/{document['metadata']['name']}")
+        for name in (restricted, privileged):
+            kube.delete(f"/api/v1/namespaces/{name}")
+
+
+def _wait(kube: KubeRest, namespace: str) -> None:
+    """The API server takes a moment to know its policies: all of them, the last made one too."""
+    spec = {"containers": [{"name": "vllm", "image": "x/vllm-openai:1", "args": ["--enable-lora"]}]}
+    body = {"metadata": {"generateName": "probe-", "labels": {POOL: "probe"}}, "spec": spec}
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        made, warnings = create(kube, namespace, body)
+        if "initContainers" in made["spec"] and warnings:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the policies do not come into force")
+
+
+def create(kube: KubeRest, namespace: str, body: Json) -> tuple[Json, list[str]]:
+    """Create a pod; return it and what the API server warns of. Raises Refused."""
+    return create_at(kube, f"/api/v1/namespaces/{namespace}/pods", body)
+
+
+def create_at(kube: KubeRest, path: str, body: Json) -> tuple[Json, list[str]]:
+    """The same for any resource."""
+    from kube_rest import Refused
+
+    answer = kube.client.post(path, params={"fieldValidation": "Strict"}, json=body)
+    if not answer.is_success:
+        raise Refused(answer)
+    warnings = [
+        value.removeprefix('299 - "').removesuffix('"').split("': ", 1)[-1]
+        for value in answer.headers.get_list("warning")
+    ]
+    return answer.json(), warnings
+
+
+def manifest(name: str) -> Json:
+    """Return one of the manifests."""
+    found: Json = yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text())
+    return found
+
+
+def pod_of(document: Json, **metadata: Any) -> Json:
+    """Return the first pod that the workload's controller makes; `metadata` adds labels and so on."""
+    spec = document["spec"]
+    if document["kind"] == "Pod":
+        template = document
+    elif document["kind"] == "LeaderWorkerSet":
+        template = spec["leaderWorkerTemplate"]["leaderTemplate"]
+    else:
+        template = spec["template"]
+    found = copy.deepcopy({key: template[key] for key in ("metadata", "spec")})
+    found["metadata"].pop("name", None)
+    found["metadata"]["generateName"] = f"{document['metadata']['name']}-"
+    for claim in spec.get("volumeClaimTemplates", []):
+        name = claim["metadata"]["name"]
+        volume = {"name": name, "persistentVolumeClaim": {"claimName": f"{name}-0"}}
+        found["spec"].setdefault("volumes", []).append(volume)
+    for key, values in metadata.items():
+        found["metadata"][key] = found["metadata"].get(key, {}) | values
+    return found
