@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
+import re
 import time
 import uuid
 from contextlib import contextmanager
@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from localcluster import find_binary
+from helm import CHART, given, helm
+from kube_rest import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kube_rest import Json, KubeRest
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "lorafleet"
 MANIFESTS = Path(__file__).with_name("vllm_manifests")
 POOL = "lorafleet.dev/engine-pool"
 SIDECAR = "lorafleet-sidecar"
+POLICIES = ("injection", "injection-checks")
 _GROUP = "/apis/admissionregistration.k8s.io/v1"
 _PLURALS = {
     "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
@@ -31,16 +32,12 @@ _PLURALS = {
 }
 
 
-def rendered(*values: str, only: tuple[str, ...] = ()) -> list[Json]:
-    """Return the documents of the chart's injection, or those of single templates."""
-    templates = only or ("injection", "injection-checks")
-    command: list[str | Path] = [find_binary("helm"), "template", "inj", CHART, "-n", "system"]
-    for template in templates:
-        command += ["-s", f"templates/{template}.yaml"]
-    for value in values:
-        command += ["--set-json" if ":=" in value else "--set", value.replace(":=", "=", 1)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [each for each in yaml.safe_load_all(text) if each]
+def rendered(*values: str, only: Sequence[str] = POLICIES, more: Sequence[str] = ()) -> list[Json]:
+    """Return the documents of single templates; `more` are further arguments of Helm."""
+    text = helm("template", "inj", CHART, "-n", "system", *given(values), *more)
+    wanted = tuple(f"# Source: lorafleet/templates/{template}.yaml\n" for template in only)
+    parts = [part.removeprefix("---\n") for part in re.split(r"(?m)^(?=---$)", text)]
+    return [yaml.safe_load(part) for part in parts if part.startswith(wanted)]
 
 
 @contextmanager
@@ -91,8 +88,6 @@ def create(kube: KubeRest, namespace: str, body: Json) -> tuple[Json, list[str]]
 
 def create_at(kube: KubeRest, path: str, body: Json) -> tuple[Json, list[str]]:
     """The same for any resource."""
-    from kube_rest import Refused
-
     answer = kube.client.post(path, params={"fieldValidation": "Strict"}, json=body)
     if not answer.is_success:
         raise Refused(answer)

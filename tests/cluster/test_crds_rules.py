@@ -299,7 +299,6 @@ def test_the_base_model_cannot_be_changed_but_other_fields_can(
         (adapter(source={**s3(), "adapterName": ""}), "spec.source.adapterName"),
         (adapter(sauce="x"), 'unknown field "spec.sauce"'),
         (pool(sidecarPort=0), "spec.sidecarPort"),
-        (pool(engineContainer="Not A Name"), "spec.engineContainer"),
         (pool(selector=None), "spec.selector: Required value"),
         (adapter(poolRef={"name": "main", "namespace": "Not_One"}), "spec.poolRef.namespace"),
         (pool(tenants=[{"namespaceSelector": {"names": ["a"]}}]), "name: Required value"),

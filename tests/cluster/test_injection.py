@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from injection import MANIFESTS, SIDECAR, create, installed, manifest, pod_of
+import yaml
+from injection import CHART, MANIFESTS, SIDECAR, create, installed, manifest, pod_of
 from lorafleet_operator.api.names import CONDITION_WARM
+from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.settings import SidecarSettings
+from pod_processes import PodProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +109,7 @@ def test_a_stock_pod_gets_what_an_engine_needs_and_stays_what_it_was(
     # The sidecar is the last init container, all others are as they were.
     inits = before.get("initContainers", [])
     assert after["initContainers"][:-1] == inits
-    _check_sidecar(after["initContainers"][-1], wanted)
+    _check_sidecar(made, wanted)
     _check_volumes(before, after, wanted)
     _check_engine(before, after, wanted)
     assert after["readinessGates"] == [{"conditionType": CONDITION_WARM}]
@@ -118,19 +122,22 @@ def test_a_stock_pod_gets_what_an_engine_needs_and_stays_what_it_was(
     assert _without(before, touched) == _without(after, touched)
 
 
-def _check_sidecar(sidecar: Json, wanted: Expected) -> None:
+def settings_of(pod: Json) -> SidecarSettings:
+    """What the sidecar reads when the kubelet starts it."""
+    environ = PodProcesses(pod, {}, Path()).environ(SIDECAR)
+    return SidecarSettings.from_environ(environ)
+
+
+def _check_sidecar(made: Json, wanted: Expected) -> None:
+    sidecar = made["spec"]["initContainers"][-1]
     assert (sidecar["name"], sidecar["restartPolicy"]) == (SIDECAR, "Always")
-    fields = {"metadata.uid": "u-1", "metadata.namespace": "team"}
-    environ = {
-        each["name"]: each.get("value") or fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-        for each in sidecar["env"]
-    }
-    settings = SidecarSettings.from_environ(environ)
+    settings = settings_of(made)
     assert settings.arena_bytes == wanted.arena
     assert settings.engine_url == wanted.url
     assert str(settings.volume) == wanted.path
-    assert settings.pod_uid == "u-1"
-    assert settings.peer_name == "$(LORAFLEET_NAMESPACE).engines.lorafleet"
+    assert settings.pod_uid == made["metadata"]["uid"]
+    assert settings.peer_name == f"{made['metadata']['namespace']}.engines.lorafleet"
+    assert Dialer(settings.tls_dir, settings.peer_name).may_dial
     memory = sidecar["resources"]
     assert int(memory["limits"]["memory"]) == wanted.arena + wanted.arena // 256 + 768 * MI
     assert int(memory["requests"]["memory"]) == wanted.arena + 256 * MI
@@ -185,6 +192,15 @@ def _check_engine(before: Json, after: Json, wanted: Expected) -> None:
 
 def _without(of: Json, keys: set[str]) -> dict[str, Any]:
     return {key: value for key, value in of.items() if key not in keys}
+
+
+def test_the_chart_has_an_example_that_becomes_an_engine(
+    kube: KubeRest, namespaces: tuple[str, str]
+) -> None:
+    example = yaml.safe_load((CHART / "examples" / "engines.yaml").read_text())
+    made, warnings = create(kube, namespaces[1], pod_of(example))
+    assert settings_of(made).arena_bytes == 512 * MI
+    assert warnings == []
 
 
 def test_a_pod_that_was_injected_before_is_left_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
     from kube_rest import Json, KubeRest
 
-VALUES = ('injection.arenas:={"llama3":"1Gi"}',)
+VALUES = (
+    'injection.arenas:={"opt":"1Gi"}',
+    'injection.imagePullSecrets:=[{"name":"registry"}]',
+    "injection.guaranteed=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +31,13 @@ def namespaces(kube: KubeRest) -> Iterator[tuple[str, str]]:
         yield names
 
 
-def patched(name: str, folder: Path, **snippet: str | int) -> Json:
+def patched(which: str, folder: Path, **snippet: str | int) -> Json:
     """Return the manifest with the rendered snippet as a strategic merge patch."""
     values = [f"injection.snippet.{key}={value}" for key, value in snippet.items()]
     [patch] = rendered(*VALUES, *values, only=("injection-snippet",))
     file = folder / "snippet.yaml"
     file.write_text(yaml.safe_dump(patch))
-    command = [find_binary("kubectl"), "patch", "--local", "-f", MANIFESTS / f"{name}.yaml"]
+    command = [find_binary("kubectl"), "patch", "--local", "-f", MANIFESTS / f"{which}.yaml"]
     command += ["--type=strategic", "--patch-file", file, "-o", "json"]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     result: Json = json.loads(ended.stdout)
@@ -83,11 +88,32 @@ def test_a_workload_with_the_snippet_makes_the_pods_that_the_policy_makes(
     assert unordered(spec) == unordered(injected["spec"])
 
 
+def test_a_pod_of_the_class_guaranteed_stays_in_it(
+    kube: KubeRest, namespaces: tuple[str, str]
+) -> None:
+    pod = pod_of(manifest("llm-d-decode"))
+    pod["spec"]["initContainers"] = []  # its proxy asks for nothing
+    made, _ = create(kube, namespaces[1], pod)
+    assert made["status"]["qosClass"] == "Guaranteed"
+    assert made["spec"]["initContainers"][-1]["name"] == SIDECAR
+    assert made["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
 def test_without_a_pool_there_is_no_snippet_and_without_injection_nothing_else() -> None:
     everything = ("injection", "injection-checks", "injection-snippet")
-    kinds = [each["kind"] for each in rendered(only=everything)]
-    assert kinds == [
-        "MutatingAdmissionPolicy",
-        "MutatingAdmissionPolicyBinding",
-        *["ValidatingAdmissionPolicy", *["ValidatingAdmissionPolicyBinding"] * 2] * 2,
-    ]
+    kinds = Counter(each["kind"] for each in rendered(only=everything))
+    assert kinds == {
+        "MutatingAdmissionPolicy": 1,
+        "MutatingAdmissionPolicyBinding": 1,
+        "ValidatingAdmissionPolicy": 2,
+        "ValidatingAdmissionPolicyBinding": 4,
+    }
+    assert rendered("injection.enabled=false", only=everything) == []
+
+
+def test_an_older_api_server_gets_the_policies_that_it_has() -> None:
+    older = ["--kube-version", "1.35.0"]
+    beta = ["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]
+    assert "MutatingAdmissionPolicy" not in {each["kind"] for each in rendered(more=older)}
+    made = [each for each in rendered(more=[*older, *beta]) if each["kind"].startswith("Mutating")]
+    assert [each["apiVersion"] for each in made] == ["admissionregistration.k8s.io/v1beta1"] * 2

@@ -35,7 +35,15 @@ Strings that begin with "cel:" stand for what the policy computes from the pod; 
 
 {{- /* The sidecar. Takes root, and arena, limit, request, url and path of one pod. */ -}}
 {{- define "lorafleet.sidecar" -}}
-{{- $injection := .root.Values.injection -}}
+{{- $injection := .root.Values.injection }}
+{{- $settings := dict "VOLUME" .path "ARENA_BYTES" .arena "ENGINE_URL" .url "METRICS_LISTEN" "0.0.0.0:9464" }}
+{{- if include "lorafleet.sidecarTls" .root }}
+{{- /* Who has a certificate of the peer name, which this namespace's sidecars have, may ask to pass adapters on. */}}
+{{- $settings = merge (dict "TLS_DIR" "/tls" "PEER_NAME" "$(LORAFLEET_NAMESPACE).engines.lorafleet") $settings }}
+{{- else }}
+{{- $settings = merge (dict "LISTEN" "0.0.0.0:7070" "ALLOW_INSECURE" "true") $settings }}
+{{- end }}
+{{- $settings = merge (deepCopy $injection.settings) $settings -}}
 name: lorafleet-sidecar
 image: {{ include "lorafleet.sidecarImage" .root }}
 imagePullPolicy: {{ $injection.image.pullPolicy }}
@@ -43,33 +51,13 @@ imagePullPolicy: {{ $injection.image.pullPolicy }}
 restartPolicy: Always
 command: [lorafleet-sidecar, serve]
 env:
-  - name: LORAFLEET_VOLUME
-    value: {{ .path | quote }}
-  - name: LORAFLEET_ARENA_BYTES
-    value: {{ .arena | quote }}
-  - name: LORAFLEET_ENGINE_URL
-    value: {{ .url | quote }}
-  - name: LORAFLEET_METRICS_LISTEN
-    value: 0.0.0.0:9464
   - name: LORAFLEET_POD_UID
     valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.uid}}
   - name: LORAFLEET_NAMESPACE
     valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}
-  {{- if include "lorafleet.sidecarTls" .root }}
-  - name: LORAFLEET_TLS_DIR
-    value: /tls
-  # What the certificates of this namespace's sidecars carry: who has it may ask to pass adapters on.
-  - name: LORAFLEET_PEER_NAME
-    value: $(LORAFLEET_NAMESPACE).engines.lorafleet
-  {{- else }}
-  - name: LORAFLEET_LISTEN
-    value: 0.0.0.0:7070
-  - name: LORAFLEET_ALLOW_INSECURE
-    value: "true"
-  {{- end }}
-  {{- range $name, $value := $injection.settings }}
+  {{- range $name, $value := $settings }}
   - name: LORAFLEET_{{ $name }}
-    value: {{ $value | quote }}
+    value: {{ $value | toString | quote }}
   {{- end }}
 ports:
   - {name: lorafleet, containerPort: 7070, protocol: TCP}
@@ -90,8 +78,11 @@ livenessProbe:
 resources:
   requests:
     cpu: {{ $injection.cpuRequest | quote }}
-    memory: {{ .request | quote }}
+    memory: {{ $injection.guaranteed | ternary .limit .request | quote }}
   limits:
+    {{- if $injection.guaranteed }}
+    cpu: {{ $injection.cpuRequest | quote }}
+    {{- end }}
     # The pages of the arena count against the container that wrote them.
     memory: {{ .limit | quote }}
 securityContext: {{- toYaml $injection.securityContext | nindent 2 }}

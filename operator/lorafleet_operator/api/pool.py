@@ -7,7 +7,6 @@ from pydantic import Field, field_validator
 
 from . import names, rules
 from .fields import (
-    DNS_LABEL,
     BaseModelName,
     Conditions,
     Int32,
@@ -75,8 +74,6 @@ class EnginePoolSpec(ApiModel):
     """Port of the sidecar's gRPC service in each engine pod."""
     engine_port: Int32 = Field(default=8000, ge=1, le=65535)
     """Port of vLLM's HTTP server in each engine pod; Services lead there."""
-    engine_container: str = Field(default="vllm", min_length=1, max_length=63, pattern=DNS_LABEL)
-    """Name of the container that runs vLLM."""
     host_memory_budget: str | int | None = quantity_field()
     """Most arena bytes that placement uses on one engine; its whole arena if left out."""
     max_adapters_per_engine: Int32 | None = Field(default=None, ge=1, le=100_000)

@@ -158,7 +158,7 @@ def test_what_is_no_positive_quantity(quantity: str | int) -> None:
 
 def test_pool_defaults_and_budget() -> None:
     spec = EnginePool.model_validate(pool(hostMemoryBudget="2Gi")).spec
-    assert (spec.sidecar_port, spec.engine_container) == (7070, "vllm")
+    assert (spec.sidecar_port, spec.engine_port) == (7070, 8000)
     assert spec.host_memory_budget_bytes == 2 << 30
     assert EnginePool.model_validate(pool()).spec.host_memory_budget_bytes is None
 
