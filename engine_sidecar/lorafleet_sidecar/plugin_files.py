@@ -1,6 +1,6 @@
 """The plugin's files, for the Python path of a vLLM whose image knows nothing of them.
 
-Only `lorafleet_vllm`, the pure part of `lorafleet` and the entry point go there: whatever else vLLM
+Only `lorafleet_vllm`, what it imports of `lorafleet` and the entry point go there: whatever else vLLM
 imports (protobuf, gRPC, numpy) stays the one of its own image.
 """
 
@@ -13,8 +13,7 @@ from pathlib import Path
 import lorafleet
 
 _ENTRY_POINTS = "[vllm.general_plugins]\nlorafleet = lorafleet_vllm:register\n"
-# Not in the plugin: it needs protobuf and gRPC.
-_LEFT_OUT = {"v1alpha1", "__pycache__"}
+_OF_LORAFLEET = ("__init__.py", "errors.py", "fingerprint.py", "profile.py", "py.typed")
 
 
 def install_plugin(directory: Path) -> bool:
@@ -53,18 +52,23 @@ def _files() -> dict[str, bytes]:
         f"{described}/METADATA": metadata.encode(),
         f"{described}/entry_points.txt": _ENTRY_POINTS.encode(),
     }
-    for package in ("lorafleet", "lorafleet_vllm"):
-        found = importlib.util.find_spec(package)
-        assert found is not None
-        assert found.submodule_search_locations is not None
-        root = Path(found.submodule_search_locations[0])
-        files |= {f"{package}/{name}": content for name, content in _content(root).items()}
+    for name in _OF_LORAFLEET:
+        files[f"lorafleet/{name}"] = (_folder("lorafleet") / name).read_bytes()
+    for name, content in _content(_folder("lorafleet_vllm")).items():
+        files[f"lorafleet_vllm/{name}"] = content
     return files
+
+
+def _folder(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0])
 
 
 def _content(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and not _LEFT_OUT.intersection(path.relative_to(root).parts)
+        if path.is_file() and path.parent.name != "__pycache__"
     }
