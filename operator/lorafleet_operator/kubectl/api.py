@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from lorafleet_operator.api import names
 
@@ -24,6 +25,9 @@ PAGE: Final = 250
 """Objects of one answer: what is in memory at a time of a list, however long it is."""
 MOST_BYTES: Final = 256 << 20
 """Longest answer that is read."""
+_PAUSE_SECONDS: Final = 1.0
+"""Between the end of a watch, which the server ends every hour or so, and the next one."""
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _SERVER: Final = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<text>.*)", re.DOTALL)
 _SILENT: Final = ("Unable to connect", "deadline exceeded", "Client.Timeout", "i/o timeout")
 _NOWHERE: Final = ("localhost:8080", "no configuration has been provided", "stat ")
@@ -42,10 +46,23 @@ class Failed(RuntimeError):
 
 
 def path(plural: str, namespace: str = "", name: str = "") -> str:
-    """Return where objects of one of our kinds are: all of them, a namespace's, or one."""
-    inside = ["namespaces", namespace] if namespace else []
-    parts = [quote(part, safe="") for part in (*inside, plural, name) if part]
-    return "/".join([f"/apis/{names.API_VERSION}", *parts])
+    """Return where objects of one of our kinds are: all of them, a namespace's, or one.
+
+    Raises Failed for what is no name.
+    """
+    inside = ["namespaces", named(namespace)] if namespace else []
+    own = [named(name)] if name else []
+    return "/".join([f"/apis/{names.API_VERSION}", *inside, plural, *own])
+
+
+def named(text: str) -> str:
+    """Return a name as it was given. Raises Failed for what is none.
+
+    Quoting is not enough: kubectl resolves `..%2F` in a raw path, which would lead anywhere.
+    """
+    if len(text) > 253 or _NAME.fullmatch(text) is None:
+        raise Failed(f"{text!r} is no name of an object")
+    return text
 
 
 class Kubectl:
@@ -77,8 +94,7 @@ class Kubectl:
 
     def get(self, place: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return one object or list. Raises Failed."""
-        found: dict[str, Any] = json.loads(self.text(place, query))
-        return found
+        return _object(self.text(place, query))
 
     def text(
         self, place: str, query: Mapping[str, str] | None = None, most_bytes: int = MOST_BYTES
@@ -112,14 +128,22 @@ class Kubectl:
         """
         while True:
             given = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
-            for line in self._lines(["get", "--raw", _url(place, {**(query or {}), **given})]):
-                change: dict[str, Any] = json.loads(line)
-                body = change.get("object") or {}
-                if change.get("type") == "ERROR":
-                    raise Failed(str(body.get("message")), str(body.get("reason")))
-                version = str((body.get("metadata") or {}).get("resourceVersion") or version)
-                if change.get("type") != "BOOKMARK":
-                    yield change
+            heard = False
+            try:
+                for line in self._lines(["get", "--raw", _url(place, {**(query or {}), **given})]):
+                    heard = True
+                    change = _object(line)
+                    body = change.get("object") or {}
+                    if change.get("type") == "ERROR":
+                        heard = False
+                        raise Failed(str(body.get("message")), str(body.get("reason")))
+                    version = str((body.get("metadata") or {}).get("resourceVersion") or version)
+                    if change.get("type") != "BOOKMARK":
+                        yield change
+            except Failed:
+                if not heard:
+                    raise  # what breaks at once breaks again
+            time.sleep(_PAUSE_SECONDS)
 
     def put(
         self, place: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
@@ -127,8 +151,7 @@ class Kubectl:
         """Write an object as it was read; one that has changed meanwhile is a Conflict. Raises Failed."""
         command = ["replace", "--raw", _url(place, query), "-f", "-"]
         command += ["--request-timeout", self._seconds]
-        found: dict[str, Any] = json.loads(self._run(command, json.dumps(body)))
-        return found
+        return _object(self._run(command, json.dumps(body)))
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
         kubectl = shutil.which("kubectl")
@@ -176,6 +199,17 @@ class Kubectl:
 
 def _url(place: str, query: Mapping[str, str] | None) -> str:
     return f"{place}?{urlencode(query)}" if query else place
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return an answer's JSON; what stands between may answer anything."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Failed(f"the API server's answer is no object: {text[:100]!r}")
+    return found
 
 
 def _failed(said: str) -> Failed:

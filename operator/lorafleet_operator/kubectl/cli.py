@@ -74,11 +74,16 @@ def _namespace(kubectl: api.Kubectl, options: argparse.Namespace) -> str:
 def _tell(document: Mapping[str, Any], output: str) -> None:
     """Print a document for programs."""
     if output == "json":
-        print(json.dumps(document, indent=2))
+        print(_json(document, 2))
     else:
         import yaml
 
         print(yaml.safe_dump(document, sort_keys=False), end="")
+
+
+def _json(document: object, indent: int | None = None) -> str:
+    """Return it in ASCII, without the one control character that JSON leaves as it is."""
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
 
 
 def _say(lines: Iterable[str]) -> None:
@@ -100,9 +105,9 @@ def _ls(options: argparse.Namespace) -> int:
         if output in ("json", "yaml") and not options.watch:
             _part(found, output, first=count == 0)
         elif output == "json":
-            _say(json.dumps({"type": "ADDED", "adapter": each}) for each in found)
+            _say(_json({"type": "ADDED", "adapter": each}) for each in found)
         elif output == "name":
-            _say(f"{_RESOURCE}/{each['name']}" for each in found)
+            _say(printable(f"{_RESOURCE}/{each['name']}") for each in found)
         elif found:
             _say(table.lines(ls.row(each, **shape) for each in found))
         count += len(found)
@@ -117,9 +122,9 @@ def _ls(options: argparse.Namespace) -> int:
     if options.watch:
         for kind, each in ls.changes(kubectl, namespace, version, options.pool, options.selector):
             if output == "json":
-                print(json.dumps({"type": kind, "adapter": each}), flush=True)
+                print(_json({"type": kind, "adapter": each}), flush=True)
             elif output == "name":
-                print(f"{_RESOURCE}/{each['name']}", flush=True)
+                print(printable(f"{_RESOURCE}/{each['name']}"), flush=True)
             else:
                 row = ls.row(each, **shape)
                 gone = [*row[:-1], "deleted"] if kind == "DELETED" else row
@@ -145,7 +150,7 @@ def _part(found: list[Any], output: str, *, first: bool) -> None:
         return
     if first:
         print(f'{{\n  "apiVersion": "{VERSION}",\n  "kind": "AdapterList",\n  "adapters": [')
-    text = json.dumps(found, indent=2)[2:-2]
+    text = _json(found, 2)[2:-2]
     indented = "\n".join(f"  {line}" for line in text.splitlines())
     print(("" if first else ",\n") + indented, end="")
 
@@ -176,8 +181,10 @@ def _top(options: argparse.Namespace) -> int:
     with screen.taken():
         while True:
             columns, height = screen.size()
-            shown = top.lines(first, columns=columns, height=height, colour=screen.colour)
-            screen.draw([f"{time.strftime('%H:%M:%S')}  {shown[0]}", *shown[1:]])
+            clock = time.strftime("%H:%M:%S  ")
+            screen.draw(
+                top.lines(first, clock=clock, columns=columns, height=height, colour=screen.colour)
+            )
             time.sleep(options.interval)
             first = look()
 

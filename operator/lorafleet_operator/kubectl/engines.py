@@ -153,9 +153,9 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def _ask(kubectl: Kubectl, engine: EngineView, port: int) -> str | api.Failed:
-    pod = f"{engine['pod']}:{port}"
-    place = f"/api/v1/namespaces/{engine['namespace']}/pods/{pod}/proxy/metrics"
     try:
+        namespace, pod = api.named(engine["namespace"]), api.named(engine["pod"])
+        place = f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics"
         return kubectl.text(place, most_bytes=_MOST_BYTES)
     except api.Failed as error:
         return error

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 def adapter(kubectl: Kubectl, namespace: str, name: str) -> dict[str, Any]:
     """Return an adapter's body. Raises Failed, with names that are near if there is none."""
-    if not name or "/" in name:
-        raise api.Failed(f"{name!r} is no name of a LoRAAdapter; the namespace is given by -n")
+    try:
+        api.named(name)
+    except api.Failed:
+        text = f"{name!r} is no name of a {names.ADAPTER_KIND}; the namespace is given by -n"
+        raise api.Failed(text) from None
     try:
         return kubectl.get(api.path(names.ADAPTER_PLURAL, namespace, name))
     except api.Failed as error:

@@ -45,6 +45,8 @@ ADAPTERS: Final = (
     "REASON",
 )
 
+_KEY: Final = ("namespace", "name")
+
 
 def look(kubectl: Kubectl, namespace: str, *, busiest: int, port: int, live: bool) -> Top:
     """Return engines and the busiest adapters of a namespace ("": of all).
@@ -89,24 +91,30 @@ def look(kubectl: Kubectl, namespace: str, *, busiest: int, port: int, live: boo
     }
 
 
-def lines(found: Top, *, columns: int = 0, height: int = 0, colour: bool = False) -> list[str]:
+def lines(
+    found: Top, *, clock: str = "", columns: int = 0, height: int = 0, colour: bool = False
+) -> list[str]:
     """Return it for people; engines get at most half of a `height`, if one is given."""
+
+    def short_of(line: str) -> str:
+        return cut(line, columns) if columns else line
+
     head = f"{len(found['engines'])} engines, {found['readyAdapters']} of {found['totalAdapters']}"
-    parts = [f"{head} adapters ready"]
+    parts = [short_of(f"{clock}{head} adapters ready")]
     room = max(2, height // 2 - 3) if height else len(found["engines"])
     if found["engines"]:
         table = Table(ENGINES, colour=colour, columns=columns)
         parts += ["", *table.lines(map(_engine, found["engines"][:room]))]
         if len(found["engines"]) > room:
-            parts.append(f"and {len(found['engines']) - room} more engines")
+            parts.append(short_of(f"and {len(found['engines']) - room} more engines"))
     if found["adapters"]:
         table = Table(ADAPTERS, colour=colour, columns=columns)
         parts += ["", *table.lines(map(_adapter, found["adapters"]))]
         if found["totalAdapters"] > len(found["adapters"]):
-            parts.append(f"and {found['totalAdapters'] - len(found['adapters'])} more adapters")
-    notes = [printable(f"note: {note}") for note in found["notes"]]
-    if height:  # what does not fit is cut below: notes are not
-        notes = [cut(note, columns) for note in notes]
+            more = found["totalAdapters"] - len(found["adapters"])
+            parts.append(short_of(f"and {more} more adapters"))
+    notes = [short_of(printable(f"note: {note}")) for note in found["notes"]]
+    if height:  # tables lose their end before the notes go
         parts = parts[: max(height - len(notes) - 1, 1)]
     return [*parts, *notes]
 
@@ -121,8 +129,8 @@ def _pools(kubectl: Kubectl, namespace: str, used: set[str]) -> tuple[list[Engin
     notes = []
     try:
         for body in kubectl.items(api.path(names.POOL_PLURAL, namespace)):
-            metadata = body["metadata"]
-            bodies[f"{metadata['namespace']}/{metadata['name']}"] = body
+            metadata = adapters.at(body, "metadata")
+            bodies[names.pool_key(*(adapters.text(metadata, e) for e in _KEY))] = body
     except api.Failed as error:
         notes.append(f"no EnginePools: {error}")
     for key in sorted(used - bodies.keys()) if namespace else ():
