@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANY = 10_000
+SCHEMA = kubectl_schema.schema()
 DIGEST = "sha256:" + "0a" * 32
 EVIL = "\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2J\x1b[1;1H\x9b31m\u202e\u2066\u200b\r\n\x00\x08\x7f"
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066]")
@@ -90,8 +91,8 @@ def test_ten_thousand_adapters_are_read_in_pages_and_never_held(tmp_path: Path) 
         assert all("limit=250" in each for each in lists)
         text, much = largest_child(["kubectl-lora", "ls", "-o", "json"], lora)
         found = json.loads(text)
-        jsonschema.validate(found, kubectl_schema.schema())
         assert len(found["adapters"]) == MANY
+        jsonschema.validate({**found, "adapters": found["adapters"][::1000]}, SCHEMA)
         shown, top = largest_child(["kubectl-lora", "top", "--no-live"], lora)
         assert "and 9980 more adapters" in shown
         assert f"engines, {MANY} of {MANY} adapters ready" in shown
@@ -166,10 +167,11 @@ def test_a_status_of_any_version_is_shown_as_far_as_it_is_understood(
             ran = lora.run(*command)
             assert (ran.status, ran.err) == (0, ""), command
             assert "sql" in ran.out
-            told = json.loads(lora.run(*command, "-o", "json").out)
-            jsonschema.validate(told, kubectl_schema.schema())
-        if "Dreaming" in str(OTHERS[case]):
-            assert "Dreaming" in lora.run("ls").out
+            if command == ["ls"]:
+                assert ("Dreaming" in ran.out) == ("Dreaming" in str(OTHERS[case]))
+        for verb in ("ls", "top"):
+            told = json.loads(lora.run(verb, "-o", "json").out)
+            jsonschema.validate(told, SCHEMA)
         failed = lora.run("rollback", "sql")
         assert failed.status == 1
         assert "no earlier revision" in failed.err

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from broken_kubeconfigs import SILENT, UNREADABLE
 from kubectl_lora import KubectlLora
+from lorafleet_operator.kubectl import lookup, rollback
+from lorafleet_operator.kubectl.api import Failed, Kubectl
 from resource_builders import adapter, path, pool
 
 if TYPE_CHECKING:
@@ -121,11 +123,11 @@ def test_programs_get_documents_of_the_schema(lora: KubectlLora, fleet: str) -> 
     ):
         found = json.loads(lora.run(*command, "-o", "json").out)
         jsonschema.validate(found, schema)
-        yamled = yaml.safe_load(lora.run(*command, "-o", "yaml").out)
-        assert yamled.keys() == found.keys(), command
     told = json.loads(lora.run("ls", "-o", "json").out)
     assert [each["name"] for each in told["adapters"]] == ["chat", "new", "sql"]
-    assert yaml.safe_load(lora.run("ls", "-o", "yaml").out) == told
+    for command in (["ls"], ["history", "sql"], ["ls", "--pool", "none"]):
+        told = json.loads(lora.run(*command, "-o", "json").out)
+        assert yaml.safe_load(lora.run(*command, "-o", "yaml").out) == told
 
 
 def test_the_history_says_what_is_current_staged_and_who_asked(
@@ -179,6 +181,20 @@ def test_a_rollback_writes_one_field_of_the_version_that_was_read(
     assert kube.get(path("LoRAAdapter", fleet, "sql"))["spec"] == before["spec"]
 
 
+def test_a_change_that_somebody_makes_meanwhile_is_not_overwritten(
+    lora: KubectlLora, fleet: str, kube: KubeRest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", lora.environment["PATH"])
+    kubectl = Kubectl([f"--kubeconfig={lora.environment['KUBECONFIG']}"])
+    read = lookup.adapter(kubectl, fleet, "sql")
+    kube.merge(path("LoRAAdapter", fleet, "sql"), {"spec": {"priority": 7}})
+    with pytest.raises(Failed, match="somebody else changed the adapter meanwhile") as refused:
+        rollback.write(kubectl, read, B, dry_run=False)
+    assert refused.value.reason == "Conflict"
+    spec = kube.get(path("LoRAAdapter", fleet, "sql"))["spec"]
+    assert (spec["priority"], "revision" in spec) == (7, False)
+
+
 def test_a_rollback_that_nobody_carries_out_says_what_keeps_it(
     lora: KubectlLora, fleet: str
 ) -> None:
@@ -186,7 +202,7 @@ def test_a_rollback_that_nobody_carries_out_says_what_keeps_it(
     assert kept.status == 1
     assert kept.out.splitlines() == [
         f"{fleet}/sql is to serve revision 0b0b0b0b0b0b",
-        "2/2 the operator has not looked at it yet",
+        "0/2 the operator has not looked at it yet",
     ]
     assert kept.err == (
         f"kubectl lora: {fleet}/sql does not serve revision 0b0b0b0b0b0b: "
@@ -224,6 +240,8 @@ def test_no_cluster_is_one_line_that_says_which(lora: KubectlLora, tmp_path: Pat
         "kubectl lora: no kubeconfig names a cluster: give --kubeconfig or set KUBECONFIG\n"
     )
     assert lora.run("ls", "--context", "nope").err.count("nope") == 1
+    said = lora.run("ls", "--kubeconfig", str(tmp_path / "none")).err
+    assert said == f"kubectl lora: stat {tmp_path}/none: no such file or directory\n"
     (tmp_path / "silent").write_text(json.dumps(SILENT))
     said = lora.run("ls", "--kubeconfig", str(tmp_path / "silent")).err
     assert "the kubeconfig's user has no credentials" in said

@@ -111,7 +111,8 @@ def revisions(body: Body) -> list[RevisionView]:
     current, stable = text(status, "digest"), text(status, "stable", "digest")
     trial, bad = text(status, "canary", "digest"), text(status, "rolledBack", "digest")
     draining = {text(one, "digest"): one for one in each(status, "draining")}
-    history = [one for one in at(status, "history") or () if isinstance(one, str)]
+    kept = at(status, "history")
+    history = [one for one in kept if isinstance(one, str)] if isinstance(kept, list) else []
     field = "revision" if text(body, "spec", "revision") else "source"
     found = []
     for digest in dict.fromkeys(

@@ -30,7 +30,7 @@ _PAUSE_SECONDS: Final = 1.0
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _SERVER: Final = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<text>.*)", re.DOTALL)
 _SILENT: Final = ("Unable to connect", "deadline exceeded", "Client.Timeout", "i/o timeout")
-_NOWHERE: Final = ("localhost:8080", "no configuration has been provided", "stat ")
+_NOWHERE: Final = ("localhost:8080", "no configuration has been provided")
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -222,8 +222,6 @@ def _failed(said: str) -> Failed:
             return Failed(text, "NoCrds")
         return Failed(f"forbidden: {text}" if reason == "Forbidden" else text, reason)
     if any(each in said for each in _NOWHERE):
-        if "no such file" in said:
-            return Failed(said.removeprefix("error: "))
         return Failed("no kubeconfig names a cluster: give --kubeconfig or set KUBECONFIG")
     if said.endswith("EOF") and ("Username" in said or said == "error: EOF"):
         return Failed("the kubeconfig's user has no credentials, and the API server asks for some")

@@ -39,9 +39,11 @@ def history(body: dict[str, Any]) -> History:
 def lines(found: History, *, colour: bool, wide: bool) -> list[str]:
     """Return it for people."""
     pinned = found["pinnedRevision"]
-    told = f"kept at {short(pinned)} by spec.revision" if pinned else "follows its source"
-    if found["source"]:
-        told += f", which was last read as {found['source']}"
+    told = "follows its source"
+    if pinned:
+        told = f"is kept at {short(pinned)} by spec.revision"
+    elif found["source"]:
+        told += f", last read as {found['source']}"
     first = printable(f"LoRAAdapter {found['adapter']} {told}")
     if not found["revisions"]:
         return [first, "no revision is known yet"]

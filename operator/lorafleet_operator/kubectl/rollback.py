@@ -88,7 +88,8 @@ def wait(
         body = lookup.adapter(kubectl, namespace, name)
         done, text, hopeless = standing(body, metadata["generation"])
         shown = adapters.view(body)
-        progress.show(shown["readyEngines"], shown["desiredEngines"], text)
+        ready = shown["readyEngines"] if shown["observed"] else 0  # of another spec
+        progress.show(ready, shown["desiredEngines"], text)
         if done or hopeless or time.monotonic() >= deadline:
             progress.clear()
             return done, text
