@@ -82,10 +82,13 @@ async def first_answers(fleet: Fleet, pods: Iterable[EnginePod]) -> bool:
     if not fleet.fresh:
         return False
     uids = {pod.uid for pod in pods}
-    waiting = [link.tried.wait() for link in fleet.fresh if link.endpoint.uid in uids]
+    waiting = [link for link in fleet.fresh if link.endpoint.uid in uids]
     try:
         async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
-            await asyncio.gather(*waiting)
+            for (
+                link
+            ) in waiting:  # one after the other: a task for each engine, for each pass, is many
+                await link.tried.wait()
     except TimeoutError:
         return True
     return bool(waiting)

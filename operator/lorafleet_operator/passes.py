@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
@@ -57,9 +58,9 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
             metrics.RECONCILE_ERRORS.labels(type(error).__name__).inc()
             _LOG.exception("%s: the deletion failed", body["metadata"]["name"])
             return _DELETION_GOES_ON
-    turn = Turn(fleet.sources.of(body["metadata"]["namespace"]))
+    turn = _turn(body, fleet)
     try:
-        if not fleet.memory.knows(uid, body["metadata"]["generation"]):
+        if _will_look(body, fleet):
             # Its source will be read: thousands that wait for that should hold nothing meanwhile.
             del body
             place.give_back()
@@ -76,6 +77,22 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
     finally:
         turn.give_back()
     return Outcome(well, adapter_interval(fleet.bodies.newest(body), fleet))
+
+
+def _turn(body: Mapping[str, Any], fleet: Fleet) -> Turn:
+    """Return the adapter's turn at its source. Who is new does not stand behind thousands that only
+    look again: those are a side of their own."""
+    metadata = body["metadata"]
+    known = fleet.memory.knows(metadata["uid"], metadata["generation"])
+    return Turn(fleet.sources.of(metadata["namespace"] + " again" * known))
+
+
+def _will_look(body: Mapping[str, Any], fleet: Fleet) -> bool:
+    """Return whether the pass will look at the adapter's source, before it does anything else."""
+    metadata, spec = body["metadata"], body["spec"]
+    poll, now = spec["source"].get("pollIntervalSeconds", 0), asyncio.get_running_loop().time()
+    look = fleet.memory.look(metadata["uid"], metadata["generation"], now, poll)
+    return look is None and not spec.get("revision")
 
 
 async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:

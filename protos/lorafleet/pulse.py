@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS: Final = 0.5
 """An answer, or a message of a stream, may always take so long."""
+_BEFORE_SECONDS: Final = 1.0
+"""Before the first question: most transfers are over by then, and need no connection for it."""
 _EVERY_SECONDS: Final = 0.1
 _FIRST_SECONDS: Final = 1.5
 """For the first answer: a connection is made, and its first packet may be lost once."""
@@ -77,9 +79,11 @@ class Pulse:
     async def _run(self) -> None:
         patience = _FIRST_SECONDS
         slowest = 0.0
+        pause = _BEFORE_SECONDS
         try:
             while True:
-                await asyncio.sleep(_EVERY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = _EVERY_SECONDS
                 slowest = max(slowest, await self._answered(min(patience, self._longest)))
                 patience = max(QUIET_SECONDS, _SLACK * slowest)
         except LorafleetError as error:

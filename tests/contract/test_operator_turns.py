@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from lorafleet_operator.api.names import FINALIZER
+from lorafleet_operator.fair import Turn
+from lorafleet_operator.memory import Look
+from lorafleet_operator.passes import adapter_pass
 from operator_rig import operator, ready
 from sidecar_rig import Rig
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from operator_rig import Operator
 
 
 async def test_a_pass_waits_for_its_source_before_it_takes_a_place_among_the_transfers(
@@ -35,3 +41,49 @@ async def test_a_pass_waits_for_its_source_before_it_takes_a_place_among_the_tra
         for _ in range(taken):
             op.fleet.sources.give_back()
         assert ready(await work)[0] == "True"
+
+
+def _known(op: Operator, name: str) -> str:
+    """Make an adapter what the watch has brought; return its UID."""
+    body = op.adapter(name).to_api()
+    body["metadata"] |= {
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": [FINALIZER],
+    }
+    uid: str = body["metadata"]["uid"]
+    op.fleet.world.living.add(uid)  # type: ignore[attr-defined]
+    op.fleet.bodies.keep(body)
+    return uid
+
+
+async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_new(
+    volume: Path, tmp_path: Path
+) -> None:
+    """A source is looked at each minute: thousands of passes wait for that after a rush."""
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        memory, sources = op.fleet.memory, op.fleet.sources
+        for _ in range(op.fleet.settings.sources):
+            await sources.take("others")
+        places = asyncio.Semaphore(5)
+        known = [_known(op, f"known-{number}") for number in range(4)]
+        for uid in known:
+            memory.keep_look(uid, Look(1, at=-3600.0, fingerprint="before"))
+        passes = []
+        for uid in (*known, _known(op, "new")):
+            place = Turn(places)
+            await place.take()
+            passes.append(asyncio.create_task(adapter_pass(uid, place, op.fleet)))
+        await asyncio.sleep(0.1)
+        assert places._value == 5, "who waits for its source has left its place to others"
+        assert not any(each.done() for each in passes)
+        sources.give_back()
+        sources.give_back()
+        async with asyncio.timeout(20):
+            while not memory.knows("uid-new", 1):
+                await asyncio.sleep(0.01)
+        behind = [memory._last(uid, 1) for uid in known[2:]]
+        assert [each and each.fingerprint for each in behind] == ["before", "before"]
+        for each in passes:
+            each.cancel()
+        await asyncio.gather(*passes, return_exceptions=True)

@@ -38,6 +38,8 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # An answer above 12 KiB would make a connection keep 64 KiB for the next one.
+    ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 )
 _CALLS_SECONDS: Final = 3600.0
 """So long may a call go on over a connection whose certificates were renewed."""
