@@ -73,7 +73,9 @@ class Arena:
                 )
             os.ftruncate(descriptor, size)
             _allocate_around(descriptor, size, holes, path)
-            os.fchmod(descriptor, 0o644)  # the engine's container may run as another user
+            # The engine runs as another user, of the same group. It only reads, but a driver that
+            # cannot pin read-only memory needs a mapping that could be written to.
+            os.fchmod(descriptor, 0o664)
             _completed_mark(volume).touch()
             return cls(path, descriptor, size, writable=True)
         except BaseException:

@@ -69,6 +69,11 @@ REFUSED = {
         WHO + "runs several API servers, and adapters would be known to one of them: "
         "set --api-server-count=1",
     ),
+    "several, for data-parallel ranks": (
+        deployment(*GOOD, "--data-parallel-size=2"),
+        WHO + "runs several API servers, and adapters would be known to one of them: "
+        "set --api-server-count=1",
+    ),
     "an arena that is none": (
         deployment(*GOOD, notes={"lorafleet.dev/arena": "2 GB"}),
         WHO + "gets an arena of 2 GB; the annotation lorafleet.dev/arena takes a whole number of "
@@ -112,12 +117,15 @@ def test_a_pod_of_the_same_kind_starts_as_it_is_and_whoever_makes_it_is_told(
     body, line = REFUSED[case]
     made, warnings = create(kube, namespace, pod_of(body | {"metadata": {"name": "sql"}}))
     assert line in warnings
-    if case != "several API servers":  # an engine all the same, that says so in the pool's status
+    if not case.startswith("several"):  # an engine all the same, that says so in the pool's status
         assert "initContainers" not in made["spec"]
 
 
 WARNED = {
     "nothing": (deployment(*GOOD), []),
+    "several ranks behind one API server": (
+        deployment(*GOOD, "--data-parallel-size", "2", "--api-server-count", "1"), [],
+    ),
     "one slot": (
         deployment("serve", "m", "--enable-lora", "--max_lora_rank", "16"),
         [WHO + "sets no --max-loras, so it has one slot: requests of two adapters take turns"],
@@ -206,6 +214,14 @@ def test_a_leader_that_serves_is_checked_like_any_other(kube: KubeRest, namespac
     path = f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets"
     good = manifest("leaderworkerset")
     assert create_at(kube, path, good)[1] == []
+    labelled = copy.deepcopy(good)
+    labelled["metadata"]["name"] = "labelled"
+    worker = labelled["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    worker["metadata"] = {"labels": {POOL: "llama405"}}
+    assert create_at(kube, path, labelled)[1] == [
+        "pool llama405: container vllm-leader has workers that are labelled too, and only the leader "
+        "serves; label leaderTemplate alone"
+    ]
     bad = copy.deepcopy(good)
     bad["metadata"]["name"] = "bad"
     [leader] = bad["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]

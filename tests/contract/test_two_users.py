@@ -87,7 +87,7 @@ async def test_the_control_socket_is_shared_and_the_rest_is_the_sidecars(
         assert made.st_uid == ENGINE
         assert made.st_gid == (fs_group or GROUP)
         arena = (volume / "arena").stat()
-        assert (arena.st_uid, arena.st_mode & 0o777) == (SIDECAR, 0o644)
+        assert (arena.st_uid, arena.st_mode & 0o777) == (SIDECAR, 0o664)
 
 
 def _ask(volume: Path, user: int, groups: list[int]) -> str:

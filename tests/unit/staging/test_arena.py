@@ -27,7 +27,7 @@ def test_every_page_is_allocated_at_the_start(volume: Path) -> None:
 
 def test_the_engine_of_another_user_may_read_it(volume: Path) -> None:
     arena = Arena.create_or_open(volume, M)
-    assert arena.path.stat().st_mode & 0o777 == 0o644
+    assert arena.path.stat().st_mode & 0o777 == 0o664
     arena.close()
 
 
