@@ -20,14 +20,19 @@ _GROUP = "/apis/lorafleet.dev/v1alpha1"
 
 
 class ApiDouble:
-    """Serves `adapters` and `pools` (bodies), and `texts` (path -> text or a status)."""
+    """Serves `adapters` and `pools` (bodies), and `texts` (path -> text or a status).
+
+    Each watch gets the next of `watches` as its whole answer, and 503 when there are no more.
+    """
 
     def __init__(
         self,
         adapters: Sequence[dict[str, Any]] = (),
         pools: Sequence[dict[str, Any]] = (),
         texts: dict[str, str | int] | None = None,
+        watches: Sequence[str] = (),
     ) -> None:
+        self.watches = list(watches)
         self.adapters = adapters
         self.pools = pools
         self.texts = texts or {}
@@ -86,6 +91,8 @@ class ApiDouble:
         if isinstance(given, int):
             return given, _refusal(given)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        if "watch" in query:
+            return (200, self.watches.pop(0)) if self.watches else (503, _refusal(503))
         for plural, bodies in (("loraadapters", self.adapters), ("enginepools", self.pools)):
             if url.path in (f"{_GROUP}/{plural}", f"{_GROUP}/namespaces/team-a/{plural}"):
                 return 200, _page(bodies, query)

@@ -247,6 +247,30 @@ def test_a_name_leads_to_no_other_path(name: str, tmp_path: Path) -> None:
         }
 
 
+def change(kind: str, version: int, **more: Any) -> str:
+    changed = body("sql")
+    changed["metadata"]["resourceVersion"] = str(version)
+    return json.dumps({"type": kind, "object": {**changed, **more}}) + "\n"
+
+
+def test_a_watch_that_ends_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    gone = {"kind": "Status", "reason": "Expired", "message": f"too old {EVIL}"}
+    watches = [
+        change("MODIFIED", 5) + change("BOOKMARK", 9),
+        change("DELETED", 11),
+        json.dumps({"type": "ERROR", "object": gone}) + "\n",
+    ]
+    with ApiDouble([body("sql")], watches=watches) as double:
+        ran = plugin(double, tmp_path).run("ls", "-w", "-o", "json")
+    kinds = [json.loads(line)["type"] for line in ran.out.splitlines()]
+    assert kinds == ["ADDED", "MODIFIED", "DELETED"]
+    asked = [re.findall(r"resourceVersion=(\d+)", each) for each in double.asked if "watch" in each]
+    assert asked == [["1"], ["9"], ["11"]]
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert ran.err.startswith("kubectl lora: too old ")
+    assert not CONTROL.search(ran.err)
+
+
 def test_where_the_proxy_is_forbidden_it_is_asked_once(tmp_path: Path) -> None:
     engines = [f"engine-{number}" for number in range(20)]
     texts = {PROXY.format(name): 403 for name in engines}

@@ -119,6 +119,16 @@ class Kubectl:
         for page in self.pages(place, query):
             yield from page.get("items") or ()
 
+    def names(self, place: str, seconds: float = 3.0) -> list[str]:
+        """Return the names of a list's objects, as many as come while a person waits. Raises Failed."""
+        found: list[str] = []
+        deadline = time.monotonic() + seconds
+        for page in self.pages(place):
+            found += [str((each.get("metadata") or {}).get("name")) for each in page["items"]]
+            if time.monotonic() > deadline:
+                break
+        return found
+
     def watch(
         self, place: str, version: str, query: Mapping[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:

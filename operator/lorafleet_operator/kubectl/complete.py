@@ -96,22 +96,18 @@ def _namespace(kubectl: api.Kubectl, given: dict[str, list[str]]) -> str:
     return (given.get("namespace") or [""])[-1] or kubectl.namespace()
 
 
-def _names_at(kubectl: api.Kubectl, place: str) -> list[str]:
-    return [adapters.text(body, "metadata", "name") for body in kubectl.items(place)]
-
-
 def _adapters(given: dict[str, list[str]]) -> list[str]:
     kubectl = _kubectl(given)
-    return _names_at(kubectl, api.path(names.ADAPTER_PLURAL, _namespace(kubectl, given)))
+    return kubectl.names(api.path(names.ADAPTER_PLURAL, _namespace(kubectl, given)))
 
 
 def _pools(given: dict[str, list[str]]) -> list[str]:
     kubectl = _kubectl(given)
-    return _names_at(kubectl, api.path(names.POOL_PLURAL, _namespace(kubectl, given)))
+    return kubectl.names(api.path(names.POOL_PLURAL, _namespace(kubectl, given)))
 
 
 def _namespaces(given: dict[str, list[str]]) -> list[str]:
-    return _names_at(_kubectl(given), "/api/v1/namespaces")
+    return _kubectl(given).names("/api/v1/namespaces")
 
 
 def _contexts(given: dict[str, list[str]]) -> list[str]:

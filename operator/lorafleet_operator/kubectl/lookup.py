@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from lorafleet_operator.api import names
-from lorafleet_operator.kubectl import adapters, api
+from lorafleet_operator.kubectl import api
 
 if TYPE_CHECKING:
     from lorafleet_operator.kubectl.api import Kubectl
@@ -31,8 +31,7 @@ def missing(kubectl: Kubectl, namespace: str, name: str) -> api.Failed:
     """Return the complaint that there is no such adapter."""
     text = f"{names.ADAPTER_KIND} {namespace}/{name} does not exist"
     try:
-        place = api.path(names.ADAPTER_PLURAL, namespace)
-        known = [adapters.text(body, "metadata", "name") for body in kubectl.items(place)]
+        known = kubectl.names(api.path(names.ADAPTER_PLURAL, namespace))
     except api.Failed:  # who may get and not list is told no names
         return api.Failed(text, "NotFound")
     if not known:
