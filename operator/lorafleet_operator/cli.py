@@ -1,4 +1,4 @@
-"""The command line: run, plan, crds."""
+"""The command line: run, check, plan, crds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SERVED_SECONDS = 30.0
+"""How long a start waits for the CustomResourceDefinitions, which a chart brings with it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb that the arguments name; return the exit status."""
     parser = argparse.ArgumentParser(prog="lorafleet-operator", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help="run the operator (configured by LORAFLEET_* variables)")
+    verbs.add_parser("check", help="look at what the operator needs, and whether one acts")
     plan = verbs.add_parser("plan", help="print where adapters would go and why; writes nothing")
     plan.add_argument(
         "-f", dest="files", type=Path, nargs="+", required=True, metavar="FILE",
@@ -34,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.verb == "run":
         return _run()
+    if options.verb == "check":
+        return _check()
     if options.verb == "plan":
         return _plan(options.files, options.output)
     return _crds(options.directory, check=options.check)
@@ -50,7 +56,7 @@ def _run() -> int:
         crashpoint,
         handlers,
     )
-    from lorafleet_operator.cluster import leases, reads
+    from lorafleet_operator.cluster import leases, reads, served
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
 
     try:
@@ -62,12 +68,12 @@ def _run() -> int:
         # The framework would try again for ever, a traceback each time.
         if settings.tls_dir:
             CertificateFiles(settings.tls_dir)
-        asyncio.run(reads.check_cluster())
+        asyncio.run(_cluster_is_there())
     except CertificatesUnusable as error:
         line = f"LORAFLEET_TLS_DIR={str(settings.tls_dir)!r}: {error}"
         print(f"lorafleet-operator: {line}", file=sys.stderr)
         return 2
-    except (InvalidSetting, reads.NoCluster) as error:
+    except (InvalidSetting, reads.NoCluster, served.NotServed) as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)
         return 2
     reuse_large_buffers()
@@ -89,6 +95,41 @@ def _run() -> int:
         namespaces=settings.namespaces,
         memo=handlers.Shared(settings=settings),
     )
+    return 0
+
+
+async def _cluster_is_there() -> None:
+    from lorafleet_operator.cluster import reads, served
+
+    api = await reads.connect()
+    try:
+        await served.wait_until_served(api, _SERVED_SECONDS)
+    finally:
+        await api.close()
+
+
+def _check() -> int:
+    import asyncio
+
+    from lorafleet_operator.checkup import CheckFailed, check
+    from lorafleet_operator.cluster import reads, served
+    from lorafleet_operator.settings import InvalidSetting, OperatorSettings
+
+    async def look() -> None:
+        async for line in check(OperatorSettings.from_environ()):
+            print(f"ok: {line}", flush=True)
+
+    try:
+        asyncio.run(look())
+    except (
+        InvalidSetting,
+        CheckFailed,
+        reads.NoCluster,
+        reads.NoAnswer,
+        served.NotServed,
+    ) as error:
+        print(f"lorafleet-operator: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

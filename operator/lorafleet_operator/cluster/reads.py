@@ -158,11 +158,6 @@ async def connect() -> client.ApiClient:
     return _client()
 
 
-async def check_cluster() -> None:
-    """Find the cluster and make a client for it, without asking it anything. Raises NoCluster."""
-    await (await connect()).close()
-
-
 def _client() -> client.ApiClient:
     """Return a client for the cluster that was loaded. Raises BrokenConfig."""
     try:
