@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SERVED_SECONDS = 30.0
+SERVED_SECONDS = 30.0
 """How long a start waits for the CustomResourceDefinitions, which a chart brings with it."""
 
 
@@ -103,7 +103,7 @@ async def _cluster_is_there() -> None:
 
     api = await reads.connect()
     try:
-        await served.wait_until_served(api, _SERVED_SECONDS)
+        await served.wait_until_served(api, SERVED_SECONDS)
     finally:
         await api.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import uuid
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,7 +16,6 @@ from processes import answers
 from simulated_fleet import SimulatedFleet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from kube_rest import KubeRest
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
 SECONDS = 60
 ADAPTERS = 8
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding"}
-
-
-@pytest.fixture
-def system(kube: KubeRest) -> Iterator[str]:
-    """A namespace for the operator."""
-    name = f"system-{uuid.uuid4().hex[:8]}"
-    kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    kube.delete(f"/api/v1/namespaces/{name}")
 
 
 def packaged(directory: Path, version: str) -> Path:

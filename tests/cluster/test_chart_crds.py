@@ -1,0 +1,144 @@
+"""The CustomResourceDefinitions of the chart: missing, old, taken over, upgraded, kept."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from chart_release import Release
+from helm import CHART, HelmFailed, helm
+from kube_rest import CRDS, KubeRest, Refused
+from lorafleet_operator import cli
+from resource_builders import adapter, path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from localcluster import LocalCluster
+
+ADAPTERS = "loraadapters.lorafleet.dev"
+SYSTEM = "crds-system"
+PLAIN = ("injection.enabled=false", "tls.mode=none")
+LACKS = ("idleSeconds", "canary")
+
+
+@pytest.fixture
+def release(bare: LocalCluster, bare_kube: KubeRest) -> Iterator[Release]:
+    """A release that is not installed yet; afterwards there are neither it nor definitions."""
+    bare_kube.client.post("/api/v1/namespaces", json={"metadata": {"name": SYSTEM}})
+    made = Release(bare_kube, bare.kubeconfig, SYSTEM, *PLAIN)
+    yield made
+    helm("uninstall", made.name, "-n", SYSTEM, "--ignore-not-found", kubeconfig=bare.kubeconfig)
+    for item in bare_kube.get(CRDS)["items"]:
+        if item["spec"]["group"] == "lorafleet.dev":
+            bare_kube.delete(f"{CRDS}/{item['metadata']['name']}")
+
+
+def documents() -> list[dict[str, Any]]:
+    return [
+        yaml.safe_load(each.read_text()) for each in sorted((CHART / "files/crds").glob("*.yaml"))
+    ]
+
+
+def without(fields: tuple[str, ...], document: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition as a version had it that did not know the fields."""
+
+    def drop(node: Any) -> None:
+        if isinstance(node, dict):
+            node.pop("x-kubernetes-validations", None)  # rules may name the fields
+            for field in fields:
+                node.get("properties", {}).pop(field, None)
+            for each in node.values():
+                drop(each)
+
+    drop(document["spec"]["versions"])
+    return document
+
+
+def old_chart(directory: Path) -> Path:
+    """Return the chart with definitions of an earlier version."""
+    copy = directory / "old"
+    shutil.copytree(CHART, copy)
+    for file in (copy / "files/crds").glob("*.yaml"):
+        file.write_text(yaml.safe_dump(without(LACKS, yaml.safe_load(file.read_text()))))
+    return copy
+
+
+def refusal_of_a_start(
+    bare: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Start the operator; return the only line that it says before it ends."""
+    monkeypatch.setenv("KUBECONFIG", str(bare.kubeconfig))
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(bare.kubeconfig)
+    )
+    monkeypatch.setattr(cli, "SERVED_SECONDS", 0.0)
+    assert cli.main(["run"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    return said.strip()
+
+
+def test_a_start_without_definitions_ends_with_one_line(
+    bare: LocalCluster,
+    release: Release,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert refusal_of_a_start(bare, monkeypatch, capsys) == (
+        "lorafleet-operator: the API server has no LoRAAdapter and no EnginePool and no AdapterGrant "
+        "of lorafleet.dev/v1alpha1: install the CustomResourceDefinitions (the chart's, or kubectl "
+        "apply -f crds/)"
+    )
+
+
+def test_old_definitions_are_named_taken_over_and_upgraded_and_every_one_is_kept(
+    bare: LocalCluster,
+    bare_kube: KubeRest,
+    release: Release,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Somebody applied an earlier version's by hand.
+    for document in documents():
+        bare_kube.install_crd(without(LACKS, document))
+    place = path("LoRAAdapter", SYSTEM)
+    made = bare_kube.create(place, adapter())
+    assert refusal_of_a_start(bare, monkeypatch, capsys) == (
+        "lorafleet-operator: the CustomResourceDefinition of LoRAAdapter is older than this operator, "
+        "it has no spec.placement.idleSeconds, spec.rollout.canary, status.canary: upgrade the "
+        "CustomResourceDefinitions first"
+    )
+    with pytest.raises(HelmFailed, match=f'"{ADAPTERS}" in namespace "" exists and cannot be'):
+        release.install()
+    # As docs/install.md says.
+    command = ("upgrade", "--install", release.name, old_chart(tmp_path), "-n", SYSTEM)
+    values = [part for each in PLAIN for part in ("--set", each)]
+    helm(*command, "--take-ownership", *values, kubeconfig=bare.kubeconfig)
+    assert "has no spec.placement.idleSeconds" in refusal_of_a_start(bare, monkeypatch, capsys)
+
+    release.install()
+    monkeypatch.setenv("LORAFLEET_NAMESPACES", SYSTEM)
+    cli.main(["check"])
+    assert "ok: resources: lorafleet.dev/v1alpha1 is served with every" in capsys.readouterr().out
+
+    release.uninstall()
+    kept = {item["metadata"]["name"] for item in bare_kube.get(CRDS)["items"]}
+    assert {document["metadata"]["name"] for document in documents()} <= kept
+    assert bare_kube.get(f"{place}/sql")["metadata"]["uid"] == made["metadata"]["uid"]
+    release.install()  # finds them as its own
+    bare_kube.delete(f"{place}/sql")
+
+
+def test_definitions_go_with_the_chart_when_that_was_asked_for(
+    bare_kube: KubeRest, release: Release
+) -> None:
+    release.install("crds.keep=false")
+    release.uninstall()
+    with pytest.raises(Refused) as refusal:
+        bare_kube.get(f"{CRDS}/{ADAPTERS}")
+    assert refusal.value.status == 404
