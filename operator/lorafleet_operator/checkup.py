@@ -7,15 +7,18 @@ and by its account.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from lorafleet.certificates import CertificateFiles, CertificatesUnusable
 
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster import reads, rights, served
 from lorafleet_operator.cluster.leases import Leases, own_namespace
-from lorafleet_operator.transfer.client import Tls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from lorafleet_operator.settings import OperatorSettings
 
@@ -35,17 +38,24 @@ async def check(settings: OperatorSettings) -> AsyncIterator[str]:
         where = ", ".join(settings.namespaces) or "every namespace"
         yield f"rights: may list what it watches in {where}"
         if settings.tls_dir is not None:
-            try:
-                Tls.read(settings.tls_dir, settings.tls_server_name)
-            except OSError as error:
-                raise CheckFailed(f"certificates: {error}") from None
-            yield f"certificates: found in {settings.tls_dir}"
+            yield f"certificates: {_certificates(settings.tls_dir)}"
     finally:
         await api.close()
     namespace = settings.lease_namespace or own_namespace()
     if namespace:
         holders = await _holders(settings, namespace)
         yield f"operator: {', '.join(holders)} acts for the pools"
+
+
+def _certificates(folder: Path) -> str:
+    try:
+        found = CertificateFiles(folder).current()
+    except CertificatesUnusable as error:
+        raise CheckFailed(f"certificates: in {folder}: {error}") from None
+    until = datetime.fromtimestamp(found.expires_at, UTC)
+    if until <= datetime.now(UTC):
+        raise CheckFailed(f"certificates: tls.crt in {folder} expired on {until:%Y-%m-%d}")
+    return f"tls.crt is good until {until:%Y-%m-%d}"
 
 
 async def _holders(settings: OperatorSettings, namespace: str) -> list[str]:
