@@ -98,7 +98,7 @@ def test_ten_thousand_adapters_are_read_in_pages_and_never_held(tmp_path: Path) 
         assert f"engines, {MANY} of {MANY} adapters ready" in shown
         busiest = [line for line in shown.splitlines() if line.startswith("team-a/adapter-")]
         assert all(line.split()[7] == "30" for line in busiest), "six requests on five engines"
-        # All bodies together are 70 MB as text, ten times that as objects; an idle plugin has 45.
+        # All bodies together are 60 MB as text, ten times that as objects; an idle plugin has 45.
         assert max(few, much, top) < 120 << 10
 
 

@@ -18,6 +18,7 @@ CLUSTER_FLAGS: Final = (
     ("--as-uid", "UID", "ask with this UID"),
 )
 SHELLS: Final = ("bash", "zsh", "fish")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600}
 _EPILOG: Final = "Exit status: 0 all is well, 1 an error or not Ready, 2 wrong arguments."
 
 
@@ -41,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     _output(top, "json", "yaml")
     _everywhere(top)
     top.add_argument("--once", action="store_true", help="print once and end")
-    top.add_argument("--interval", metavar="SECONDS", type=_positive, default=2.0)
+    top.add_argument(
+        "--interval", metavar="TIME", type=_seconds, default=2.0, help="between looks; default 2s"
+    )
     top.add_argument(
         "--adapters", metavar="N", type=_count, default=20, help="how many; default 20"
     )
@@ -76,7 +79,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"beginning of a digest, or {SOURCE} for what the source holds; default: the one before",
     )
     rollback.add_argument("--no-wait", action="store_true", help="end when it is written")
-    rollback.add_argument("--timeout", metavar="SECONDS", type=_positive, default=300.0)
+    rollback.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=_seconds,
+        default=300.0,
+        help="how long to wait; default 5m",
+    )
     rollback.add_argument("--dry-run", action="store_true", help="let the server check it only")
 
     completion = verbs.add_parser("completion", help="a script that completes words in a shell")
@@ -119,10 +128,15 @@ def _name(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("name", metavar="NAME", help="name of the LoRAAdapter")
 
 
-def _positive(text: str) -> float:
-    found = float(text.removesuffix("s"))
+def _seconds(text: str) -> float:
+    """Return a time above 0, given as seconds or as kubectl takes it: 90, 90s, 1.5m, 1h."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in tuple(_UNITS) else (text, "s")
+    try:
+        found = float(number) * _UNITS[unit]
+    except ValueError:
+        found = 0.0
     if not 0 < found < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0, such as 90s or 5m")
     return found
 
 

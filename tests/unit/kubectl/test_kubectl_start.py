@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from lorafleet_operator.kubectl import arguments
 
 VERBS = ("ls", "top", "history", "rollback", "lookup", "complete", "cli")
 CODE = """
@@ -45,3 +46,28 @@ def test_what_needs_the_extra_says_so_without_it(verb: str) -> None:
         assert run.stderr.endswith(" is missing: pip install 'lorafleet[operator]'\n")
     else:
         assert run.stdout.startswith("kubectl lora ")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600), ("0.2", 0.2)]
+)
+def test_times_are_given_as_kubectl_takes_them(given: str, seconds: float) -> None:
+    options = arguments.parser().parse_args(["rollback", "sql", "--timeout", given])
+    assert options.timeout == seconds
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1s", "m", "nan", "inf", "1d", "five"])
+def test_what_is_no_time_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments.parser().parse_args(["top", f"--interval={given}"])
+    assert ended.value.code == 2
+    assert "is no time above 0, such as 90s or 5m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["-n", "a", "ls"], ["ls", "-n", "a"], ["-n", "b", "ls", "--namespace=a"]]
+)
+def test_flags_of_the_cluster_stand_before_or_behind_the_verb(words: list[str]) -> None:
+    options = arguments.parser().parse_args([*words, "--as-group", "g", "--as-group=h", "-s", "u"])
+    assert options.namespace == "a"
+    assert arguments.cluster_flags(options) == ["--server=u", "--as-group=g", "--as-group=h"]
