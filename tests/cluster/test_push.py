@@ -1,0 +1,165 @@
+"""Trainers push revisions to a real operator, which asks a real API server who they are."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+from gated_fleet import GatedFleet
+from localstack import LocalStack
+from pushing import PUSH_RULES, BrokenOff, Content, Trainer, account, token
+from servers import free_port
+from simulated_engine import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from kube_rest import KubeRest
+    from localcluster import LocalCluster
+
+ADAPTERS = "/apis/lorafleet.dev/v1alpha1/namespaces"
+
+
+class Scene:
+    def __init__(
+        self, fleet: GatedFleet, kube: KubeRest, address: str, start: Callable[[], Any], root: Path
+    ) -> None:
+        self.fleet, self.kube, self.address = fleet, kube, address
+        self.start, self.root = start, root
+        self.namespace = fleet.namespace
+        self.operator = start()
+
+    def trainer(self, name: str = "trainer", **more: Any) -> Trainer:
+        return Trainer(self.address, token(self.kube, self.namespace, name), self.namespace, **more)
+
+    def adapter(self, name: str = "rl") -> dict[str, Any]:
+        return self.kube.get(f"{ADAPTERS}/{self.namespace}/loraadapters/{name}")
+
+    async def served(self, revision: str) -> None:
+        """Wait until every engine serves the pushed revision."""
+
+        def done() -> bool:
+            return all(
+                any(
+                    entry.published and engine.staged[entry.digest].fingerprint == revision
+                    for entry in engine.loaded.values()
+                )
+                for engine in self.fleet.engines.values()
+            )
+
+        await self.fleet.until(done)
+
+    def has_a_whole_tensor(self) -> bool:
+        found = list((self.root / self.namespace / "rl" / "data").glob("*.part.index"))
+        return bool(found) and found[0].stat().st_size > 0
+
+    def kept(self) -> list[str]:
+        top = self.root / self.namespace / "rl" / "revisions"
+        return sorted(each.name for each in top.iterdir()) if top.exists() else []
+
+
+@pytest.fixture
+async def scene(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
+) -> AsyncIterator[Scene]:
+    """Two engines and an operator that takes pushes; an account that may push."""
+    made = GatedFleet(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
+    address = f"127.0.0.1:{free_port()}"
+    with LocalStack(tmp_path) as stack:
+        async with made:
+            for number in range(2):
+                await made.add(f"engine-{number}")
+            account(kube, namespace, "trainer", PUSH_RULES)
+
+            def start() -> Any:
+                return stack.start_operator(
+                    cluster.kubeconfig,
+                    LORAFLEET_NAMESPACES=namespace,
+                    LORAFLEET_PUSH_LISTEN=address,
+                    LORAFLEET_PUSH_DIR=str(tmp_path / "pushed"),
+                )
+
+            yield Scene(made, kube, address, start, tmp_path / "pushed")
+
+
+async def test_pushes_are_served_send_what_changed_and_outlive_the_operator(scene: Scene) -> None:
+    trainer = scene.trainer()
+    first = await trainer.push(Content.of(1, 2), 10)
+    assert (first.received_bytes, first.unchanged, trainer.sent) == (128, False, [0, 1])
+    await scene.served(first.revision)
+    spec = scene.adapter()["spec"]
+    assert spec["source"] == {
+        "push": {"revision": first.revision, "step": 10},
+        "pollIntervalSeconds": 60,
+    }
+    assert spec["poolRef"] == {"name": "pool"}
+
+    second = await trainer.push(Content.of(1, 3), 11)
+    assert (second.received_bytes, trainer.sent[2:]) == (64, [1])
+    await scene.served(second.revision)
+    again = await trainer.push(Content.of(1, 3), 12)
+    assert (again.received_bytes, again.unchanged) == (0, True)
+    assert again.revision == second.revision
+    assert scene.adapter()["spec"]["source"]["push"]["step"] == 12
+
+    # A new operator without the other's disk: engines serve what they have until the next push.
+    scene.operator.process.popen.kill()
+    scene.operator.process.popen.wait()
+    shutil.rmtree(scene.root)
+    unloads = scene.fleet.books.unloads
+    scene.start()
+    third = await trainer.push(Content.of(4, 3), 13)
+    assert third.received_bytes == 128, "what the operator kept is gone with its disk"
+    await scene.served(third.revision)
+    await scene.fleet.add("engine-2")
+    await scene.served(third.revision)
+    assert scene.fleet.books.unloads == unloads
+
+
+async def test_a_push_that_breaks_changes_nothing_and_goes_on_where_it_broke(scene: Scene) -> None:
+    trainer = scene.trainer()
+    first = await trainer.push(Content.of(1, 2), 1)
+    with pytest.raises(BrokenOff):
+        await trainer.push(Content.of(3, 4), 2, stop_after=1, arrived=scene.has_a_whole_tensor)
+    assert scene.adapter()["spec"]["source"]["push"]["revision"] == first.revision
+    assert scene.kept() == [first.revision.removeprefix("sha256:")]
+    second = await trainer.push(Content.of(3, 4), 2)
+    assert trainer.sent == [0, 1, 0, 1, 1], "the tensor that came whole is not asked for again"
+    assert second.received_bytes == 64
+    await scene.served(second.revision)
+
+
+async def test_who_may_not_push_is_refused_before_anything_is_kept(scene: Scene) -> None:
+    kube, own = scene.kube, scene.namespace
+    account(kube, own, "reader", PUSH_RULES[1:])
+    other = f"{own}-b"
+    kube.create("/api/v1/namespaces", {"metadata": {"name": other}})
+    account(kube, other, "trainer", PUSH_RULES)
+    account(kube, own, "gone", PUSH_RULES)
+    stolen = token(kube, own, "gone")
+    kube.delete(f"/api/v1/namespaces/{own}/serviceaccounts/gone")
+    refused = {
+        "no token": "",
+        "nonsense": "abc.def.ghi",
+        "for another audience": token(kube, own, "trainer", "elsewhere"),
+        "of a reader": token(kube, own, "reader"),
+        "of another namespace": token(kube, other, "trainer"),
+        "of an account that was deleted": stolen,
+    }
+    for what, given in refused.items():
+        trainer = Trainer(scene.address, given, own)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await trainer.push(Content.of(1, 2))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, what
+        assert given not in str(caught.value.details()) or not given
+    assert scene.kept() == []
+    assert not (scene.root / own).exists()
+    found = kube.get(f"/api/v1/namespaces/{own}/events")["items"]
+    lines = [each["message"] for each in found if each["reason"] == "PushRefused"]
+    assert any("carries no token" in line for line in lines)
+    assert any("not valid for audience lorafleet" in line for line in lines)
+    assert any(f"system:serviceaccount:{other}:trainer may not create" in line for line in lines)
+    assert not any(stolen in line for line in lines)

@@ -1,0 +1,162 @@
+"""A trainer as bare as can be: accounts that may push, and the protocol sent by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from lorafleet.v1alpha1 import push_pb2 as pb
+from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kube_rest import KubeRest
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
+PUSH_RULES = [
+    {"apiGroups": ["lorafleet.dev"], "resources": ["loraadapters/push"], "verbs": ["create"]},
+    {"apiGroups": ["lorafleet.dev"], "resources": ["loraadapters"], "verbs": ["get", "create"]},
+]
+
+
+def account(kube: KubeRest, namespace: str, name: str, rules: list[dict[str, Any]]) -> None:
+    """Make a service account with a role of these rules in its namespace."""
+    kube.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
+    if not rules:
+        return
+    place = f"{RBAC}/namespaces/{namespace}"
+    kube.create(f"{place}/roles", {"metadata": {"name": name}, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": reference}
+    kube.create(f"{place}/rolebindings", body)
+
+
+def token(kube: KubeRest, namespace: str, name: str, audience: str = "lorafleet") -> str:
+    """Return a token of the account for that audience."""
+    place = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    made = kube.create(place, {"spec": {"audiences": [audience], "expirationSeconds": 600}})
+    found: str = made["status"]["token"]
+    return found
+
+
+@dataclass
+class Content:
+    """One revision's files: two tensors of 64 bytes each, by default."""
+
+    tensors: dict[str, bytes]
+    base: str = "tiny/simulated"
+
+    @classmethod
+    def of(cls, a: int, b: int, **more: Any) -> Content:
+        """Return an adapter whose A and B hold one byte each, over and over."""
+        made = {f"{MODULE}.lora_A.weight": bytes([a]) * 64}
+        made[f"{MODULE}.lora_B.weight"] = bytes([b]) * 64
+        return cls(made, **more)
+
+    @property
+    def config(self) -> bytes:
+        found = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base,
+        }
+        more = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none"}
+        return json.dumps({**found, **more}).encode()
+
+    @property
+    def header(self) -> bytes:
+        entries, at = {}, 0
+        for name, data in self.tensors.items():
+            shape = [2, 16] if "lora_A" in name else [16, 2]
+            end = at + len(data)
+            entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+            at = end
+        return json.dumps(entries).encode()
+
+    @property
+    def digests(self) -> list[bytes]:
+        return [hashlib.sha256(data).digest() for data in self.tensors.values()]
+
+
+@dataclass
+class Trainer:
+    """Pushes to one operator with one token."""
+
+    address: str
+    token: str
+    namespace: str
+    name: str = "rl"
+    pool: str = "pool"
+    sent: list[int] = field(default_factory=list)
+    """Tensors that the operator asked for, of all pushes."""
+
+    def manifest(self, content: Content, step: int, **more: Any) -> pb.PushManifest:
+        return pb.PushManifest(
+            **{
+                "namespace": self.namespace,
+                "name": self.name,
+                "base_model": content.base,
+                "pool": self.pool,
+                "adapter_config": content.config,
+                "safetensors_header": content.header,
+                "tensor_digests": content.digests,
+                "step": step,
+                **more,
+            }
+        )
+
+    async def push(
+        self,
+        content: Content,
+        step: int = 0,
+        *,
+        stop_after: int = 99,
+        arrived: Callable[[], bool] = lambda: True,
+        **more: Any,
+    ) -> pb.PushCommitted:
+        """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            call = pb_grpc.PushServiceStub(channel).Push(
+                metadata=self.metadata, wait_for_ready=True, timeout=30
+            )
+            await call.write(pb.PushRequest(manifest=self.manifest(content, step, **more)))
+            answer = await call.read()
+            if answer is grpc.aio.EOF:
+                await call  # raises what the server said
+            missing = list(answer.accepted.missing)
+            self.sent += missing
+            data = list(content.tensors.values())
+            for count, index in enumerate(missing):
+                if count == stop_after:
+                    while not arrived():
+                        await asyncio.sleep(0.01)
+                    call.cancel()
+                    raise BrokenOff
+                for piece in pieces(index, data[index]):
+                    await call.write(pb.PushRequest(bytes=piece))
+            await call.write(pb.PushRequest(commit=pb.CommitPush()))
+            await call.done_writing()
+            answer = await call.read()
+            if answer is grpc.aio.EOF:
+                await call
+            return answer.committed
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+class BrokenOff(Exception):
+    """Raised by a push that was told to break off."""
+
+
+def pieces(index: int, data: bytes) -> Iterator[pb.PushedBytes]:
+    for at in range(0, len(data), 40):
+        yield pb.PushedBytes(tensor=index, offset=at, data=data[at : at + 40])
