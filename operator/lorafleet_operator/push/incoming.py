@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import DigestMismatch, TransferInterrupted
@@ -41,24 +42,38 @@ class Incoming:
         self._key = key
         self._revision = revision
         self._wanted = wanted
-        needed = revision.needed()
-        self._places = {d: place for d, place in spool.known(key).items() if d in needed}
-        lacking = {d: i for d, i in needed.items() if d not in self._places}
-        spool.reserve(key, sum(map(revision.size, lacking.values())), wanted)
-        # Making room may have taken revisions away that had what this one needs.
-        still = spool.known(key)
-        if any(digest not in still for digest in self._places):
-            self._places = {d: place for d, place in self._places.items() if d in still}
-            lacking = {d: i for d, i in needed.items() if d not in self._places}
-            spool.reserve(key, sum(map(revision.size, lacking.values())), wanted)
+        self._sizes = {d: revision.size(index) for d, index in revision.needed().items()}
+        lacking = self._look(wanted)
+        if any(each not in spool.known(key) for each in self._places):
+            lacking = self._look(wanted)  # making room took revisions that had what this one needs
         self.received_bytes = 0
         self._brought: dict[bytes, int] = {}  # offsets in the file
         self._open(spool.folder(key) / "data", hex_of(revision.revision))
-        self.missing = sorted(i for d, i in lacking.items() if d not in self._brought)
+        needed = revision.needed()
+        self.missing = sorted(needed[each] for each in lacking if each not in self._brought)
         """Indexes of the tensors to be sent, in that order."""
         self._next = 0
         self._hash = hashlib.sha256()
         self._done = 0
+
+    def _look(self, wanted: Collection[str]) -> set[bytes]:
+        """Find what is here already, and make room for the rest; return what is missing.
+
+        What lies in a file of which less than half is of use to this revision moves to the new one:
+        so what a revision needs keeps at most twice its bytes on the disk.
+        """
+        data = self._spool.folder(self._key) / "data"
+        known = self._spool.known(self._key)
+        self._places = {d: known[d] for d in self._sizes if d in known}
+        used: Counter[str] = Counter()
+        for digest, place in self._places.items():
+            used[place.file] += self._sizes[digest]
+        sparse = {file for file, size in used.items() if 2 * size < (data / file).stat().st_size}
+        self._moving = [d for d, place in self._places.items() if place.file in sparse]
+        lacking = self._sizes.keys() - self._places.keys()
+        room = sum(self._sizes[digest] for digest in (*lacking, *self._moving))
+        self._spool.reserve(self._key, room, wanted)
+        return lacking
 
     def _open(self, data: Path, name: str) -> None:
         data.mkdir(parents=True, exist_ok=True)
@@ -105,10 +120,13 @@ class Incoming:
         if found != digest:
             name = self._revision.header.tensors[tensor].name
             raise DigestMismatch(f"{name} has digest {found.hex()}, promised {digest.hex()}")
+        self._take(digest, size)
+        self._next += 1
+
+    def _take(self, digest: bytes, size: int) -> None:
         self._list.write(_WHOLE.pack(digest, size))
         self._brought[digest] = self._end
         self._end += size
-        self._next += 1
 
     def commit(self) -> None:
         """Keep the revision. Raises TransferInterrupted while tensors are missing."""
@@ -117,6 +135,7 @@ class Incoming:
             raise TransferInterrupted(
                 f"{left} of {len(self._revision.digests)} tensors are missing"
             )
+        self._move()
         # Never the name of an earlier file: revisions that are kept may have tensors in that.
         name = os.urandom(32).hex()
         os.fsync(self._file.fileno())
@@ -128,6 +147,23 @@ class Incoming:
         self._index.unlink(missing_ok=True)
         kept = f"{self._key}/{hex_of(self._revision.revision)}"
         self._spool.settle(self._key, {*self._wanted, kept})
+
+    def _move(self) -> None:
+        for digest in self._moving:
+            if digest in self._brought:  # by an earlier try
+                continue
+            place, size = self._places[digest], self._sizes[digest]
+            path = self._part.with_name(place.file)
+            with path.open("rb", buffering=0) as file:
+                found = hashlib.sha256()
+                for at in range(0, size, _PIECE):
+                    piece = os.pread(file.fileno(), min(_PIECE, size - at), place.offset + at)
+                    found.update(piece)
+                    _write(self._file.fileno(), self._end + at, piece)
+            if found.digest() != digest:
+                path.unlink(missing_ok=True)  # the next try asks for what was in it
+                raise TransferInterrupted(f"{digest.hex()} is damaged on disk: push it again")
+            self._take(digest, size)
 
     def close(self) -> None:
         """Close the files; what has come whole stays for the next try of the same revision."""

@@ -60,10 +60,12 @@ class Spool:
     def known(self, key: str) -> dict[bytes, Place]:
         """Return where the tensors of the adapter's revisions lie, by digest."""
         found: dict[bytes, Place] = {}
+        files = {file.name for file in _files(self.folder(key) / "data")}
         for folder in self._newest_first(key):
             with suppress(FileNotFoundError):
                 for place in read_places(folder):
-                    found.setdefault(place.digest, place)
+                    if place.file in files:
+                        found.setdefault(place.digest, place)
         return found
 
     def reserve(self, key: str, size: int, wanted: Collection[str]) -> None:
