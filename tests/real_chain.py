@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import secrets
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import tiny_models
+from kubernetes import config, utils
+from localcluster import LocalCluster
 from localstack import EngineSpec, S3Server
 from operator_chain import BASE, GROUP, Chain, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
+CRDS = Path(__file__).parents[1] / "crds"
+ENGINE = "engine-0"
+NOISY = "noisy"
+"""Another namespace that the operator serves."""
 # Two OpenMP threads wait for one another whenever something else needs a core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PROMPT = "t5 t17 t200 t3 t41 t77"
@@ -215,3 +223,31 @@ class RealChain(Chain):
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+
+@contextmanager
+def real_fleet() -> Iterator[RealChain]:
+    """A cluster of its own with an operator, a pool and one ready engine, ENGINE."""
+    with tempfile.TemporaryDirectory(prefix="lorafleet-real-") as directory:
+        root = Path(directory)
+        model = tiny_models.make_dense(root / "model")
+        with LocalCluster(root / "cluster", quiet=True) as cluster:
+            api = config.new_client_from_config(str(cluster.kubeconfig))
+            for path in sorted(CRDS.glob("*.yaml")):
+                utils.create_from_yaml(api, str(path))
+            chain = RealChain(
+                cluster.kubeconfig, root / "chain", f"team-{secrets.token_hex(3)}", model
+            )
+            try:
+                chain.start_vllm(ENGINE, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+                chain.core.create_namespace({"metadata": {"name": NOISY}})
+                chain.start_operator(LORAFLEET_NAMESPACES=f"{chain.namespace},{NOISY}")
+                chain.pool()
+                eventually(
+                    lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True",
+                    60,
+                    "the pool has no ready engine",
+                )
+                yield chain
+            finally:
+                chain.stop()

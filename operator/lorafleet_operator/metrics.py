@@ -122,6 +122,9 @@ SHARD_CHANGES: Final = Counter(
     ["change"],
     registry=REGISTRY,
 )
+for _change in ("taken", "lost"):  # 0 before the first one, so that a rate sees that too
+    SHARD_CHANGES.labels(_change)
+TRANSFER_RESULTS.labels("ok")
 
 _ADAPTERS_AT_A_TIME: Final = 200
 _STATUSES: Final = ("True", "False", "Unknown")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from localcluster import LocalCluster
+    from real_chain import RealChain
 
 __all__ = ["cluster", "kube", "namespace"]
 
@@ -25,3 +26,12 @@ def chain(cluster: LocalCluster, namespace: str, tmp_path: Path) -> Iterator[Cha
         yield chain
     finally:
         chain.stop()
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[RealChain]:
+    """One real engine for all modules that ask for it; tests delete what they apply."""
+    from real_chain import real_fleet  # vLLM's side of the tests: others need none of it
+
+    with real_fleet() as chain:
+        yield chain

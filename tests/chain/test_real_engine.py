@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import tiny_models
-from kubernetes import config, utils
-from localcluster import LocalCluster
 from operator_chain import BASE, CASES, eventually
-from real_chain import RealChain
+from real_chain import ENGINE, NOISY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from real_chain import RealChain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
-CRDS = Path(__file__).parents[2] / "crds"
-ENGINE = "engine-0"
-NOISY = "noisy"
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[RealChain]:
-    """One engine for the whole module; tests delete what they apply."""
-    with tempfile.TemporaryDirectory(prefix="lorafleet-real-") as directory:
-        root = Path(directory)
-        model = tiny_models.make_dense(root / "model")
-        with LocalCluster(root / "cluster", quiet=True) as cluster:
-            api = config.new_client_from_config(str(cluster.kubeconfig))
-            for path in sorted(CRDS.glob("*.yaml")):
-                utils.create_from_yaml(api, str(path))
-            chain = RealChain(
-                cluster.kubeconfig, root / "chain", f"team-{secrets.token_hex(3)}", model
-            )
-            try:
-                chain.start_vllm(ENGINE, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
-                chain.core.create_namespace({"metadata": {"name": NOISY}})
-                chain.start_operator(LORAFLEET_NAMESPACES=f"{chain.namespace},{NOISY}")
-                chain.pool()
-                eventually(
-                    lambda: chain.condition("pool", "EnginesReady", "enginepools")[0] == "True",
-                    60,
-                    "the pool has no ready engine",
-                )
-                yield chain
-            finally:
-                chain.stop()
 
 
 def _name(fleet: RealChain, adapter: str) -> str:

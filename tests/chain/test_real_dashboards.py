@@ -1,0 +1,218 @@
+"""Every panel and the alerts on a real Prometheus that scrapes the real operator, sidecar and vLLM."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from dashboards.asked import choices, filled_in
+from dashboards.engine_memory import ENGINE_MEMORY
+from dashboards.fleet import FLEET
+from localprometheus import LocalPrometheus
+from operator_chain import BASE, CASES, eventually
+from real_chain import ENGINE, NOISY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dashboards.panels import Dashboard
+    from localprometheus import Series
+    from real_chain import RealChain
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
+RULES = Path(__file__).resolve().parents[2] / "charts" / "lorafleet" / "alerts"
+NAMES = [f"tenant-{letter}" for letter in "abcdefghi"]
+ONLY_WITH_A_FAULT = {
+    "Failing adapters",
+    "Passes that failed",
+    "API errors",
+    "Revisions given up",
+}
+"""Panels that have nothing to show on a fleet that is well."""
+
+
+def sooner(text: str) -> str:
+    """Return rules in which everything takes seconds instead of minutes, and nothing else differs."""
+    text = re.sub(r"for: \w+", "for: 1s", text)
+    return re.sub(r"\[\d+m\]|offset \d+m", lambda m: re.sub(r"\d+m", "8s", m[0]), text)
+
+
+class Watch:
+    """The Prometheus, and what it has seen fire."""
+
+    def __init__(self, fleet: RealChain, directory: Path) -> None:
+        self.fleet = fleet
+        self.began = time.time()
+        rules = directory / "rules.yaml"
+        directory.mkdir()
+        rules.write_text("".join(sooner(path.read_text()) for path in [RULES / "lorafleet.yaml"]))
+        self.prometheus = LocalPrometheus(fleet.stack, directory / "prometheus", [rules])
+        self.look_everywhere()
+
+    def look_everywhere(self) -> None:
+        """Scrape everything where it is now."""
+        fleet = self.fleet
+        assert fleet.operator is not None
+        pod = {"namespace": fleet.namespace, "pod": ENGINE}
+        self.prometheus.scrape("lorafleet", fleet.operator.metrics_url)
+        self.prometheus.scrape("engines", fleet.sidecars[ENGINE].metrics_url, **pod)
+        self.prometheus.scrape("vllm", f"{fleet.engines[ENGINE].url}/metrics", **pod)
+
+    def fires(self, alert: str) -> None:
+        eventually(lambda: alert in self.prometheus.firing(), 30, f"{alert} does not fire")
+
+    def clears(self, alert: str) -> None:
+        eventually(lambda: alert not in self.prometheus.firing(), 40, f"{alert} does not clear")
+
+    @contextmanager
+    def alert(self, name: str) -> Iterator[None]:
+        """The alert is silent before the block and fires in it; `clears` comes later."""
+        assert name not in self.prometheus.firing()
+        yield
+        self.fires(name)
+
+    def shown(self, board: Dashboard) -> dict[str, list[list[Series]]]:
+        """Return what each panel shows of the time since the beginning, query by query."""
+        chosen = choices(board, self.prometheus)
+        assert all(chosen.values()), f"a variable offers nothing: {chosen}"
+        return {
+            panel.title: [
+                self.prometheus.over(filled_in(query.expr, chosen), self.began, time.time())
+                for query in panel.queries
+            ]
+            for panel in board.panels
+        }
+
+    def now(self, board: Dashboard, title: str) -> list[Series]:
+        """Return what the first query of a panel gives at this moment."""
+        (panel,) = [each for each in board.panels if each.title == title]
+        chosen = choices(board, self.prometheus)
+        return self.prometheus.now(filled_in(panel.queries[0].expr, chosen))
+
+
+def has_values(series: list[Series]) -> bool:
+    return any(not math.isnan(value) for each in series for value in each.values)
+
+
+def empty(shown: dict[str, list[list[Series]]]) -> set[str]:
+    """Return the panels of which a query has given no value."""
+    return {title for title, queries in shown.items() if not all(map(has_values, queries))}
+
+
+@pytest.fixture(scope="module")
+def watch(fleet: RealChain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """A fleet that has been used: adapters came, took turns, changed, and were first asked for."""
+    watch = Watch(fleet, tmp_path_factory.mktemp("dashboards") / "watch")
+    tenant = {
+        "name": "team",
+        "namespaceSelector": {"names": [fleet.namespace]},
+        "quota": {"stagedBytes": "32Mi"},
+        "guarantee": {"arenaShare": "1Mi"},
+    }
+    fleet.patch_pool({"tenants": [tenant]})
+    for index, name in enumerate(NAMES):
+        fleet.s3_adapter(name, fleet.make(name, seed=200 + index))
+    for name in NAMES:
+        fleet.wait_ready(name)
+    on_demand = fleet.make("asked", seed=300)
+    fleet.s3_adapter("asked", on_demand, placement={"policy": "OnDemand"})
+    fleet.wait_ready("asked")
+    fleet.tokens(ENGINE, f"{fleet.namespace}/asked", max_tokens=2)
+    fleet.make("changed", seed=301)
+    fleet.s3.upload(fleet.files / "changed", NAMES[0])
+    fleet.patch(NAMES[0], {"source": {"pollIntervalSeconds": 1}})
+    digest = fleet.status(NAMES[0])["digest"]
+    eventually(lambda: fleet.status(NAMES[0])["digest"] != digest, what="a second revision")
+    fleet.wait_ready(NAMES[0])
+    yield watch
+    for name in [*NAMES, "asked"]:
+        fleet.delete("loraadapters", name)
+    fleet.patch_pool({"tenants": []})
+    eventually(lambda: not fleet.adapters(), 60, "adapters stay after their deletion")
+    watch.prometheus.close()
+
+
+def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
+    fleet: RealChain, watch: Watch
+) -> None:
+    with watch.alert("LorafleetThrash"):
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:  # nine take turns where three have room
+            for name in NAMES:
+                fleet.tokens(ENGINE, f"{fleet.namespace}/{name}", max_tokens=1)
+    fleet_shown = watch.shown(FLEET)
+    memory_shown = watch.shown(ENGINE_MEMORY)
+    assert empty(fleet_shown) <= ONLY_WITH_A_FAULT
+    assert empty(memory_shown) == set()
+
+    (slots,) = watch.now(FLEET, "GPU slots in use")
+    assert slots.values == (1.0,)
+    ready, everything = fleet_shown["Adapters Ready"]
+    assert ready[0].values[-1] == everything[0].values[-1] == len(NAMES) + 1
+    tiers = watch.now(FLEET, "Engines of each adapter, by tier")
+    assert {each.labels["name"] for each in tiers} >= set(NAMES)
+    by_use = [[s.values[-1] for s in query] for query in memory_shown["Memory by use"]]
+    (weights,), (cache,), (slot_bytes,), _ = by_use
+    assert weights > slot_bytes > 0
+    assert cache == pytest.approx(1 << 30, rel=0.02)  # VLLM_CPU_KVCACHE_SPACE
+    arena = fleet.metric(ENGINE, "lorafleet_sidecar_staging_bytes", state="used")
+    parts = watch.now(ENGINE_MEMORY, "Bytes by tier and tenant")
+    assert sum(each.values[0] for each in parts) <= arena
+    assert {each.labels["adapter_namespace"] for each in parts} == {fleet.namespace}
+    assert max(v for each in memory_shown["Rebuilds by engine"][0] for v in each.values) > 0.5
+    phases = {each.labels["phase"] for each in memory_shown["Time by phase"][0]}
+    assert phases >= {"build", "fill", "rebuild"}
+    watch.clears("LorafleetThrash")
+
+
+def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(
+    fleet: RealChain, watch: Watch
+) -> None:
+    quota = {"metadata": {"name": "no-events"}, "spec": {"hard": {"count/events": "0"}}}
+    fleet.core.create_namespaced_resource_quota(fleet.namespace, quota)
+    try:
+        with watch.alert("LorafleetAdapterNotReady"), watch.alert("LorafleetAPIErrors"):
+            shutil.copytree(CASES / "d10-rank-over-max", fleet.files / "bad")
+            fleet.s3_adapter("bad", fleet.files / "bad")
+            fleet.s3_adapter("missing", None)
+    finally:
+        fleet.core.delete_namespaced_resource_quota("no-events", fleet.namespace)
+    failing = watch.now(FLEET, "Failing adapters")
+    assert {(each.labels["name"], each.labels["reason"]) for each in failing} == {
+        ("bad", "RankTooHigh"),
+        ("missing", "SourceNotFound"),
+    }
+
+    with watch.alert("LorafleetRollback"):
+        never = {"canary": {"probe": {"prompt": "t1 t2", "expect": "is never said"}}}
+        fleet.s3.upload(fleet.make("refused", seed=302), NAMES[1])
+        fleet.patch(NAMES[1], {"rollout": never, "source": {"pollIntervalSeconds": 1}})
+    assert empty(watch.shown(FLEET)) == set()
+
+    for name in ("bad", "missing", NAMES[1]):
+        fleet.wait_gone(name)
+    watch.clears("LorafleetAdapterNotReady")
+    watch.clears("LorafleetAPIErrors")
+    watch.clears("LorafleetRollback")
+
+
+def test_who_does_not_answer_is_told_of_until_it_does(fleet: RealChain, watch: Watch) -> None:
+    with watch.alert("LorafleetEngineUnreachable"):
+        fleet.sidecars[ENGINE].process.kill()
+    fleet.start_sidecar(ENGINE)
+    watch.look_everywhere()
+    watch.clears("LorafleetEngineUnreachable")
+    assert fleet.operator is not None
+    with watch.alert("LorafleetOperatorDown"):
+        fleet.operator.process.kill()
+    fleet.start_operator(LORAFLEET_NAMESPACES=f"{fleet.namespace},{NOISY}")
+    watch.look_everywhere()
+    watch.clears("LorafleetOperatorDown")
+    fleet.wait_ready(NAMES[0])
+    assert fleet.tokens(ENGINE, f"{fleet.namespace}/{NAMES[0]}") != fleet.tokens(ENGINE, BASE)
