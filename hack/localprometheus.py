@@ -37,40 +37,16 @@ class Series:
     values: tuple[float, ...]
 
 
-class LocalPrometheus:
-    """Starts at once and ends with the stack; `rules` are files of alerts."""
+class Prometheus:
+    """Asks the Prometheus at `url`."""
 
-    def __init__(self, stack: LocalStack, directory: Path, rules: Sequence[Path] = ()) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._targets = directory / "targets.json"
-        self._known: dict[str, dict[str, Any]] = {}
-        self._write()
-        config = directory / "prometheus.yml"
-        config.write_text(yaml.safe_dump(_config(self._targets, rules)))
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
-        process = stack.start(
-            "prometheus",
-            [
-                *(find_binary("prometheus"), f"--config.file={config}"),
-                *(f"--storage.tsdb.path={directory / 'data'}", "--log.level=warn"),
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-        )
-        process.wait_until(lambda: answers(f"{self.url}/-/ready"), 60, "ready")
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=30)
 
     def close(self) -> None:
-        """Let go of the connection; the process ends with the stack."""
+        """Let go of the connection."""
         self._http.close()
-
-    def scrape(self, job: str, url: str, **labels: str) -> None:
-        """Scrape `url` from now on, instead of what the job and its labels had before."""
-        parts = urlsplit(url)
-        place = {"job": job, "__metrics_path__": parts.path, **labels}
-        key = json.dumps([job, *sorted(labels.items())])
-        self._known[key] = {"targets": [parts.netloc], "labels": place}
-        self._write()
 
     def now(self, expression: str) -> list[Series]:
         """Return the series of an expression at this moment. Raises RuntimeError for a bad one."""
@@ -100,6 +76,37 @@ class LocalPrometheus:
         if found["status"] != "success":
             raise RuntimeError(f"{found['error']}: {query}")
         return found["data"]
+
+
+class LocalPrometheus(Prometheus):
+    """Starts at once and ends with the stack; `rules` are files of alerts."""
+
+    def __init__(self, stack: LocalStack, directory: Path, rules: Sequence[Path] = ()) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._targets = directory / "targets.json"
+        self._known: dict[str, dict[str, Any]] = {}
+        self._write()
+        config = directory / "prometheus.yml"
+        config.write_text(yaml.safe_dump(_config(self._targets, rules)))
+        port = free_port()
+        super().__init__(f"http://127.0.0.1:{port}")
+        process = stack.start(
+            "prometheus",
+            [
+                *(find_binary("prometheus"), f"--config.file={config}"),
+                *(f"--storage.tsdb.path={directory / 'data'}", "--log.level=warn"),
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+        )
+        process.wait_until(lambda: answers(f"{self.url}/-/ready"), 60, "ready")
+
+    def scrape(self, job: str, url: str, **labels: str) -> None:
+        """Scrape `url` from now on, instead of what the job and its labels had before."""
+        parts = urlsplit(url)
+        place = {"job": job, "__metrics_path__": parts.path, **labels}
+        key = json.dumps([job, *sorted(labels.items())])
+        self._known[key] = {"targets": [parts.netloc], "labels": place}
+        self._write()
 
     def _write(self) -> None:
         fresh = self._targets.with_suffix(".fresh")

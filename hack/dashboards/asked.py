@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from localprometheus import LocalPrometheus
+    from localprometheus import Prometheus
 
     from dashboards.panels import Dashboard
 
 Choices = dict[str, list[str]]
 
 
-def choices(dashboard: Dashboard, prometheus: LocalPrometheus) -> Choices:
+def choices(dashboard: Dashboard, prometheus: Prometheus) -> Choices:
     """Return what each variable offers; each is asked with everything chosen in those before."""
     found: Choices = {}
     for variable in dashboard.variables:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from enginepods import EnginePods
 from localcluster import LocalCluster
-from localstack import ENGINE_SECONDS, Engine, EngineSpec, LocalStack, S3Server, Sidecar
+from localstack import ENGINE_SECONDS, Engine, EngineSpec, LocalStack, Operator, S3Server, Sidecar
 from processes import answers
 
 from demo import prepare
@@ -43,6 +43,7 @@ class Fleet:
     store: S3Server
     engine: Engine
     sidecar: Sidecar
+    operator: Operator
 
     def manifest(self, name: str, **s3: str) -> dict[str, Any]:
         """The example `name`, its placeholders filled in; `s3` replaces fields of its source."""
@@ -82,7 +83,7 @@ def start(stack: LocalStack) -> Iterator[Fleet]:
             engine = stack.start_engine(spec)
             sidecar = stack.start_sidecar(engine, uid, ARENA_BYTES)
             operator = stack.start_operator(local.kubeconfig)
-            fleet = Fleet(cluster, store, engine, sidecar)
+            fleet = Fleet(cluster, store, engine, sidecar, operator)
             for name in ("s3-credentials", "enginepool"):
                 cluster.apply(fleet.manifest(name))
             sidecar.wait()

@@ -130,7 +130,7 @@ class Rounds:
         if uid not in self._rounds:
             self._rounds[uid] = found = Round(self, uid, key)
             self._wakeups.add(key, found)
-            self._set_due(found, 0.0)
+            self._set_due(found, self._now())
 
     def cut(self, uid: str) -> None:
         """End the pass over the object that runs now; see Round."""
