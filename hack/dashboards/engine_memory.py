@@ -40,7 +40,7 @@ _NOW = Row(
             "Share of the fullest arena that the engine may read now, or that is promised to a transfer: the rest can "
             "be freed.",
             f"max(({_S}_staging_in_use_bytes{{{ENGINES}}} + on (namespace, pod) "
-            f'{_S}_staging_bytes{{{ENGINES}, state="reserved"}}) / '
+            f'{_S}_staging_bytes{{{ENGINES}, state="reserved"}}) / on (namespace, pod) '
             f"{_S}_staging_limit_bytes{{{ENGINES}}})",
             unit="percentunit",
             thresholds=((0.8, "orange"), (0.9, "red")),
