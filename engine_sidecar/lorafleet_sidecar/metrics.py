@@ -184,7 +184,7 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_engine_slots", "gauge", (),
            "GPU slots for adapters (max_loras).", _one(lambda r: r.inventory.max_loras)),
     Series("lorafleet_engine_weights_bytes", "gauge", ("rank",),
-           "Device bytes of the base model: its weights and buffers.", _per_rank("weights_bytes")),
+           "Device bytes of the base model: its weights and buffers. Of a CPU without what its kernels have packed.", _per_rank("weights_bytes")),
     Series("lorafleet_engine_kv_cache_bytes", "gauge", ("rank",),
            "Device bytes of the KV cache.", _per_rank("kv_cache_bytes")),
     Series("lorafleet_engine_slot_bytes", "gauge", ("rank",),

@@ -99,7 +99,20 @@ def _one(
         _table(box, panel, found[0])
     else:
         room = (left + 0.042, bottom + row * 2.0, width - 0.055, height - row * 3.4)
-        _curves(figure.add_axes(room, facecolor=_PANEL), panel, found, span)
+        axes = figure.add_axes(room, facecolor=_PANEL)
+        _curves(axes, panel, found, span)
+        columns = 3 if panel.width <= 8 else 5
+        axes.legend(
+            *_first(axes, 2 * columns),
+            loc="upper left",
+            bbox_to_anchor=(left + 2 * gap, bottom + row * 1.5),
+            bbox_transform=figure.transFigure,
+            ncols=columns,
+            frameon=False,
+            fontsize=6.5,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
 
 
 def _numbers(box: Any, panel: Panel, found: list[list[Series]]) -> None:
@@ -141,7 +154,7 @@ def _table(box: Any, panel: Panel, found: list[Series]) -> None:
 
 
 def _curves(axes: Any, panel: Panel, found: list[list[Series]], span: tuple[float, float]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
     curves = [
         (legend(query.legend, each.labels), each)
@@ -158,7 +171,8 @@ def _curves(axes: Any, panel: Panel, found: list[list[Series]], span: tuple[floa
         if panel.stacked:
             axes.fill_between(at, low, high, color=colour, alpha=0.3, linewidth=0)
             below.update(zip(series.times, high, strict=True))
-    axes.set_ylim(bottom=0)
+    highest = max((value for _, each in curves for value in each.values if value > 0), default=0)
+    axes.set_ylim(bottom=0, top=None if highest else 1)
     top = axes.get_ylim()[1]
     for least, colour in panel.thresholds:
         if least <= top:
@@ -166,22 +180,13 @@ def _curves(axes: Any, panel: Panel, found: list[list[Series]], span: tuple[floa
     axes.set_xlim(0, span[1] - span[0])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:.0f} s"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, panel.unit)))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    binary = panel.unit in ("bytes", "Bps") and highest >= 1
+    step = 2.0 ** math.ceil(math.log2(top / 5)) if binary else 0.0
+    axes.yaxis.set_major_locator(MultipleLocator(step) if binary else MaxNLocator(5))
     axes.grid(visible=True, color="#e9edf2", linewidth=0.6)
     axes.tick_params(colors=_FAINT, length=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    columns = 3 if panel.width <= 8 else 5
-    axes.legend(
-        *_first(axes, 2 * columns),
-        loc="upper left",
-        bbox_to_anchor=(-0.12, -0.12),
-        ncols=columns,
-        frameon=False,
-        fontsize=6.5,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
 
 
 def _first(axes: Any, most: int) -> tuple[list[Any], list[str]]:

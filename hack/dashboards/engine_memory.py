@@ -84,7 +84,7 @@ _DEVICE = Row(
         graph(
             "Memory by use",
             "Of each worker: the model, the KV cache, the LoRA slots, and what the last load left behind. Bytes of "
-            "host memory where vLLM runs on a CPU.",
+            "host memory where vLLM runs on a CPU, whose kernels keep most weights packed elsewhere.",
             _by_rank("weights_bytes", "weights"),
             _by_rank("kv_cache_bytes", "KV cache"),
             _by_rank("slot_bytes", "LoRA slots"),

@@ -106,9 +106,10 @@ _WHERE = Row(
         ),
         graph(
             "Conditions that are not True",
-            "How many of the chosen adapters have each condition False or Unknown.",
+            "How many of the chosen adapters have a condition that should be True False or Unknown.",
             Query(
-                f'sum by (type, status) ({_O}_adapter_condition{{{ADAPTERS}, status!="True"}}) > 0',
+                f"sum by (type, status) ({_O}_adapter_condition{{{ADAPTERS}, "
+                f'type=~"SourceResolved|Placed|Loaded|Routed|Ready", status!="True"}}) > 0',
                 "{{type}} {{status}}",
             ),
             width=12,

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
 RULES = Path(__file__).resolve().parents[2] / "charts" / "lorafleet" / "alerts"
 NAMES = [f"tenant-{letter}" for letter in "abcdefghi"]
 ONLY_WITH_A_FAULT = {
+    "Conditions that are not True",
     "Failing adapters",
     "Passes that failed",
     "API errors",
