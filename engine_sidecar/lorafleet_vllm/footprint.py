@@ -37,8 +37,8 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
     """Yield the caches of all layers: one tensor each, or several for models with a state."""
-    for each in found:
-        if isinstance(each, list | tuple):
+    for each in found.values() if isinstance(found, dict) else found:
+        if isinstance(each, dict | list | tuple):
             yield from _tensors(each)
         elif each is not None:
             yield each
