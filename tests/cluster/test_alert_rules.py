@@ -199,6 +199,23 @@ CASES: dict[str, Case] = {
         labels={"kind": "LoRAAdapter"},
         value="4m 57s",
     ),
+    "LorafleetCertificateExpires": Case(
+        {
+            # Ends an hour before seven days have passed; a new one comes after half an hour.
+            'lorafleet_operator_certificate_expiry_timestamp_seconds{certificate="own",pod="op"}': "601200x30 9000000x30",
+            'lorafleet_sidecar_certificate_expiry_timestamp_seconds{certificate="own",pod="e-0"}': "9000000x60",
+        },
+        fires=20,
+        silent=(9, 40),
+        labels={"certificate": "own", "pod": "op"},
+        value="6d 22h 40m 0s",
+    ),
+    "LorafleetCertificateRefused": Case(
+        {on_pod("lorafleet_sidecar_certificate_files_refused"): "0x5 1x20 0x20"},
+        fires=20,
+        silent=(10, 30),
+        labels=ENGINE,
+    ),
 }
 
 
