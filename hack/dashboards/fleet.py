@@ -250,6 +250,28 @@ _TRANSFERS = Row(
             unit="Bps",
             width=12,
         ),
+        graph(
+            "Pushes",
+            "Revisions that trainers sent, by result, and calls that were refused.",
+            Query(
+                f"sum by (result) (rate({_O}_pushes_total[$__rate_interval]))",
+                "{{result}}",
+            ),
+            Query(f"sum(rate({_O}_pushes_refused_total[$__rate_interval]))", "refused"),
+            unit="ops",
+        ),
+        graph(
+            "Bytes pushed",
+            "Tensors that trainers sent; what the operator had is not sent.",
+            Query(f"sum(rate({_O}_pushed_bytes_total[$__rate_interval]))", "received"),
+            unit="Bps",
+        ),
+        graph(
+            "Spool",
+            "Pushed tensors on the operator's disk.",
+            Query(f"sum({_O}_spool_bytes)", "bytes"),
+            unit="bytes",
+        ),
     ),
 )
 

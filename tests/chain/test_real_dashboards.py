@@ -35,6 +35,8 @@ ONLY_WITH_A_FAULT = {
     "API errors",
     "Revisions given up",
 }
+NEVER_HERE = {"Pushes", "Bytes pushed", "Spool"}
+"""Nobody pushes here; the series are those of tests that do."""
 """Panels that have nothing to show on a fleet that is well."""
 
 
@@ -151,7 +153,7 @@ def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
                 fleet.tokens(ENGINE, f"{fleet.namespace}/{name}", max_tokens=1)
     fleet_shown = watch.shown(FLEET)
     memory_shown = watch.shown(ENGINE_MEMORY)
-    assert empty(fleet_shown) <= ONLY_WITH_A_FAULT
+    assert empty(fleet_shown) - NEVER_HERE <= ONLY_WITH_A_FAULT
     assert empty(memory_shown) == set()
 
     (slots,) = watch.now(FLEET, "GPU slots in use")
@@ -197,7 +199,7 @@ def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(
         never = {"canary": {"probe": {"prompt": "t1 t2", "expect": "is never said"}}}
         fleet.s3.upload(fleet.make("refused", seed=302), NAMES[1])
         fleet.patch(NAMES[1], {"rollout": never, "source": {"pollIntervalSeconds": 1}})
-    assert empty(watch.shown(FLEET)) == set()
+    assert empty(watch.shown(FLEET)) <= NEVER_HERE
 
     for name in ("bad", "missing", NAMES[1]):
         fleet.wait_gone(name)

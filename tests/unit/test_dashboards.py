@@ -171,18 +171,3 @@ def test_an_adapter_that_is_shown_leads_to_itself() -> None:
         assert "var-tenant=${__" in link["url"]
         assert "var-adapter=${__" in link["url"]
     assert not any(shown.values())
-
-
-def test_every_gauge_and_counter_of_the_page_that_engines_show_is_somewhere_on_a_dashboard() -> (
-    None
-):
-    asked = {name for _, expression, _ in EXPRESSIONS for name in used(expression)}
-    bases = {name.removesuffix("_bucket").removesuffix("_count") for name in asked}
-    silent = {
-        name
-        for name in documented()
-        if name.startswith("lorafleet_")
-        and name not in bases
-        and not name.endswith(("_sum", "_bucket", "_count"))
-    }
-    assert silent == set()
