@@ -14,6 +14,7 @@ import pytest
 from dashboards.asked import choices, filled_in
 from dashboards.engine_memory import ENGINE_MEMORY
 from dashboards.fleet import FLEET
+from kubernetes import client
 from localprometheus import LocalPrometheus
 from operator_chain import BASE, CASES, eventually
 from real_chain import ENGINE, NOISY
@@ -109,6 +110,33 @@ def empty(shown: dict[str, list[list[Series]]]) -> set[str]:
     return {title for title, queries in shown.items() if not all(map(has_values, queries))}
 
 
+@contextmanager
+def no_status_for(fleet: RealChain, name: str) -> Iterator[None]:
+    """Let the API server refuse what is written of one adapter's status."""
+    api = client.AdmissionregistrationV1Api(fleet.core.api_client)
+    rule = {
+        "apiGroups": ["lorafleet.dev"],
+        "apiVersions": ["*"],
+        "operations": ["UPDATE"],
+        "resources": ["loraadapters/status"],
+    }
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"object.metadata.name != '{name}'", "reason": "Forbidden"}],
+    }
+    policy = {"metadata": {"name": "no-status"}, "spec": spec}
+    binding = {"policyName": "no-status", "validationActions": ["Deny"]}
+    api.create_validating_admission_policy(policy)
+    api.create_validating_admission_policy_binding(
+        {"metadata": {"name": "no-status"}, "spec": binding}
+    )
+    try:
+        yield
+    finally:
+        api.delete_validating_admission_policy_binding("no-status")
+        api.delete_validating_admission_policy("no-status")
+
+
 @pytest.fixture(scope="module")
 def watch(fleet: RealChain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     """A fleet that has been used: adapters came, took turns, changed, and were first asked for."""
@@ -135,8 +163,8 @@ def watch(fleet: RealChain, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     eventually(lambda: fleet.status(NAMES[0])["digest"] != digest, what="a second revision")
     fleet.wait_ready(NAMES[0])
     yield watch
-    for name in [*NAMES, "asked"]:
-        fleet.delete("loraadapters", name)
+    for found in fleet.adapters():
+        fleet.delete("loraadapters", found["metadata"]["name"])
     fleet.patch_pool({"tenants": []})
     eventually(lambda: not fleet.adapters(), 60, "adapters stay after their deletion")
     watch.prometheus.close()
@@ -180,15 +208,17 @@ def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
 def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(
     fleet: RealChain, watch: Watch
 ) -> None:
-    quota = {"metadata": {"name": "no-events"}, "spec": {"hard": {"count/events": "0"}}}
-    fleet.core.create_namespaced_resource_quota(fleet.namespace, quota)
-    try:
-        with watch.alert("LorafleetAdapterNotReady"), watch.alert("LorafleetAPIErrors"):
-            shutil.copytree(CASES / "d10-rank-over-max", fleet.files / "bad")
-            fleet.s3_adapter("bad", fleet.files / "bad")
-            fleet.s3_adapter("missing", None)
-    finally:
-        fleet.core.delete_namespaced_resource_quota("no-events", fleet.namespace)
+    with (
+        watch.alert("LorafleetAdapterNotReady"),
+        no_status_for(fleet, "unwritable"),
+        watch.alert("LorafleetAPIErrors"),
+    ):
+        time.sleep(1)  # the API server has read the policy
+        shutil.copytree(CASES / "d10-rank-over-max", fleet.files / "bad")
+        fleet.s3_adapter("bad", fleet.files / "bad")
+        for name in ("missing", "unwritable"):
+            fleet.s3_adapter(name, None)
+    fleet.wait_gone("unwritable")
     failing = watch.now(FLEET, "Failing adapters")
     assert {(each.labels["name"], each.labels["reason"]) for each in failing} == {
         ("bad", "RankTooHigh"),
