@@ -48,9 +48,10 @@ class Prometheus:
         """Let go of the connection."""
         self._http.close()
 
-    def now(self, expression: str) -> list[Series]:
-        """Return the series of an expression at this moment. Raises RuntimeError for a bad one."""
-        found = self._get("query", query=expression)["result"]
+    def now(self, expression: str, at: float | None = None) -> list[Series]:
+        """Return the series of an expression now, or at a time. Raises RuntimeError for a bad one."""
+        moment = {} if at is None else {"time": str(at)}
+        found = self._get("query", query=expression, **moment)["result"]
         return [Series(each["metric"], *_points([each["value"]])) for each in found]
 
     def over(self, expression: str, start: float, end: float, step: float = 1.0) -> list[Series]:

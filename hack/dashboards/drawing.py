@@ -50,7 +50,7 @@ def draw(board: Dashboard, prometheus: Prometheus, start: float, end: float, pat
         found = [
             prometheus.over(filled_in(each.expr, chosen), start, end, step)
             if panel.kind == "timeseries"
-            else prometheus.now(filled_in(each.expr, chosen))
+            else prometheus.now(filled_in(each.expr, chosen), end)
             for each in panel.queries
         ]
         _one(figure, place, panel, found, (start, end), rows)
