@@ -24,12 +24,14 @@ Written by `python hack/metrics_page.py` from the tables in the code; do not edi
 ## Sidecar and engine
 
 One endpoint per engine pod: `LORAFLEET_METRICS_LISTEN` of the sidecar, path `/metrics`. `rank` is
-vLLM's worker rank. Adapter names are never labels here.
+vLLM's worker rank. Adapter names are never labels here; of namespaces those with the most bytes are.
 
 {sidecar}
 ## Operator
 
-`LORAFLEET_LISTEN` of the operator, path `/metrics`.
+`LORAFLEET_LISTEN` of the operator, path `/metrics`. At most `LORAFLEET_METRICS_ADAPTERS` adapters have series of
+their own, those that are not Ready first; the sums by pool count all. These series name a `namespace` themselves:
+scrape with `honorLabels: true`.
 
 {operator}"""
 

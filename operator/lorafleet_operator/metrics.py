@@ -158,7 +158,7 @@ class AdapterSeries:
     operator's memory, and as many for each sample while a text is made several times that.
 
     At most `limit` adapters have series of their own, those that are not Ready first: each costs
-    Prometheus some forty. The sums over a pool count all.
+    Prometheus some thirty. The sums over a pool count all.
     """
 
     def __init__(self, limit: int = 2000) -> None:

@@ -125,7 +125,7 @@ class OperatorSettings:
 
     metrics_adapters: int = 2000
     """Adapters that have series of their own at /metrics, those that are not Ready first. Default
-    2000: each costs Prometheus some forty series; the sums count all."""
+    2000: each costs Prometheus some thirty series; the sums count all."""
 
     liveness_seconds: float = 300.0
     """Age of the last proof of life (an event, a list) at which /healthz fails."""

@@ -163,11 +163,11 @@ def watch(fleet: RealChain, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     eventually(lambda: fleet.status(NAMES[0])["digest"] != digest, what="a second revision")
     fleet.wait_ready(NAMES[0])
     yield watch
+    watch.prometheus.close()
     for found in fleet.adapters():
         fleet.delete("loraadapters", found["metadata"]["name"])
     fleet.patch_pool({"tenants": []})
     eventually(lambda: not fleet.adapters(), 60, "adapters stay after their deletion")
-    watch.prometheus.close()
 
 
 def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
@@ -202,7 +202,7 @@ def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
     phases = {each.labels["phase"] for each in memory_shown["Time by phase"][0]}
     assert phases >= {"build", "fill", "rebuild"}
     watch.clears("LorafleetThrash")
-    assert watch.prometheus.firing() == set()
+    eventually(lambda: watch.prometheus.firing() == set(), 30, "a fleet that is well is silent")
 
 
 def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(

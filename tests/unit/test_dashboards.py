@@ -12,8 +12,11 @@ import dashboards.__main__ as written
 import metrics_page
 import pytest
 import yaml
+from dashboards.asked import filled_in
 from dashboards.engine_memory import ENGINE_MEMORY
 from dashboards.fleet import FLEET
+from dashboards.units import legend
+from dashboards.units import written as with_unit
 
 if TYPE_CHECKING:
     from dashboards.panels import Dashboard
@@ -171,3 +174,33 @@ def test_an_adapter_that_is_shown_leads_to_itself() -> None:
         assert "var-tenant=${__" in link["url"]
         assert "var-adapter=${__" in link["url"]
     assert not any(shown.values())
+
+
+def test_variables_are_filled_in_as_grafana_does() -> None:
+    asked = 'rate(a{pod=~"$pod", x=~"$pods"}[$__rate_interval])'
+    chosen = {"pod": ["e-0", "e.1"], "pods": ["y"]}
+    assert filled_in(asked, chosen) == 'rate(a{pod=~"(e\\\\-0|e\\\\.1)", x=~"(y)"}[8s])'
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "bytes", "0 B"),
+        (1536, "bytes", "1.5 KiB"),
+        (3 << 30, "Bps", "3 GiB/s"),
+        (0.25, "percentunit", "25%"),
+        (0.012, "s", "12 ms"),
+        (90, "s", "1.5 min"),
+        (1234567, "short", "1,234,567"),
+        (0.5, "ops", "0.5 ops/s"),
+    ],
+)
+def test_values_are_written_with_their_unit(value: float, unit: str, text: str) -> None:
+    assert with_unit(value, unit) == text
+
+
+def test_series_are_called_as_the_legend_says() -> None:
+    assert legend("{{pod}} rank {{ rank }}: weights", {"pod": "e-0", "rank": "1"}) == (
+        "e-0 rank 1: weights"
+    )
+    assert legend("", {"a": "b"}) == "a=b"
