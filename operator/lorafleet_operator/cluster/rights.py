@@ -22,13 +22,13 @@ _WATCHED: Final[tuple[Kind, ...]] = (
     ("", "v1", "services"),
     ("discovery.k8s.io", "v1", "endpointslices"),
 )
-_OF_THE_CLUSTER: Final[Kind] = ("", "v1", "namespaces")
+_OF_THE_CLUSTER: Final[tuple[Kind, ...]] = (("", "v1", "namespaces"), ("", "v1", "nodes"))
 
 
 async def list_each(api: client.ApiClient, namespace: str) -> None:
     """List one object of each kind in a namespace, "" for all of them. Raises NoAnswer."""
     where = f"in namespace {namespace}" if namespace else "in every namespace"
-    for kind in (*_WATCHED, *([] if namespace else [_OF_THE_CLUSTER])):
+    for kind in (*_WATCHED, *(() if namespace else _OF_THE_CLUSTER)):
         try:
             await ask(api, "GET", path(kind, namespace), query={"limit": "1"})
         except client.ApiException as error:
