@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counted
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from sys import intern
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -167,9 +168,13 @@ class AdapterSeries:
         self._equal = lru_cache(maxsize=1024)(lambda conditions: conditions)
 
     def show(self, namespace: str, name: str, shown: Shown) -> None:
-        """Set what the series of one adapter say. Equal conditions of many are kept once."""
-        shown = replace(shown, conditions=self._equal(shown.conditions))
-        self._shown[namespace, name] = shown
+        """Set what the series of one adapter say. What is equal of many is kept once."""
+        self._shown[namespace, name] = replace(
+            shown,
+            conditions=self._equal(shown.conditions),
+            tiers=self._equal(shown.tiers),
+            pool=intern(shown.pool),
+        )
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove the series of an adapter that is gone."""
