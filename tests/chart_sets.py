@@ -13,7 +13,7 @@ from helm import CHART, given, helm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GOLDEN: Final = Path(__file__).parent / "cases" / "chart"
+GOLDEN: Final = Path(__file__).parent / "chart_goldens"
 SYSTEM: Final = "lorafleet-system"
 NAMESPACES: Final = (SYSTEM, "team-a", "team-b")
 APIS: Final = (

@@ -82,7 +82,7 @@ def test_anything_but_one_kind_is_refused(source: dict[str, Any], found: str) ->
         opened(source)
     assert str(caught.value) == (
         "team-a/sql: spec.source needs exactly one of s3, gcs, azureBlob, http, huggingFace, "
-        f"oci, persistentVolumeClaim, found {found}"
+        f"oci, persistentVolumeClaim, push, found {found}"
     )
 
 
