@@ -28,7 +28,7 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-class Tester(threading.Thread):
+class PodsEndWell(threading.Thread):
     """Says of the pod of `helm test` that it has succeeded, for here no kubelet runs it."""
 
     def __init__(self, kube: KubeRest, command: str) -> None:
@@ -66,7 +66,7 @@ def test_every_command_of_the_page_works_in_its_order(
     found = commands()
     assert len(found) >= 15
     for command in found:
-        tester = Tester(bare_kube, command) if command.startswith("helm test") else None
+        tester = PodsEndWell(bare_kube, command) if command.startswith("helm test") else None
         if tester:
             tester.start()
         ended = subprocess.run(
