@@ -44,7 +44,7 @@ from lorafleet.profile import EngineProfile, LoraModule
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_sidecar.store import RevisionStore
 from lorafleet_sidecar.transfer_service import (
-    MESSAGE_OPTIONS,
+    SERVER_OPTIONS,
     TransferSettings,
     add_transfer_service,
 )
@@ -147,7 +147,7 @@ async def _serve(volume: Path, limit: int, size: int, receivers: int, pipe: Any)
     profile = adapter_of(size)[3]
     store = RevisionStore.open(volume, limit)
     store.set_holds(())
-    server = grpc.aio.server(options=MESSAGE_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     settings = TransferSettings(receivers=receivers)
     service = await add_transfer_service(server, store, lambda: profile, settings)
     port = server.add_insecure_port("127.0.0.1:0")

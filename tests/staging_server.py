@@ -19,7 +19,7 @@ from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.store import RevisionStore
 from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
-    MESSAGE_OPTIONS,
+    SERVER_OPTIONS,
     TransferService,
     TransferSettings,
     add_transfer_service,
@@ -58,7 +58,7 @@ async def serving(
     callers = []
     if settings is not None and settings.certificates is not None:
         callers = [Callers("operator.lorafleet", settings.peer_name)]
-    server = grpc.aio.server(interceptors=callers, options=MESSAGE_OPTIONS)
+    server = grpc.aio.server(interceptors=callers, options=SERVER_OPTIONS)
     service = await add_transfer_service(server, store, profile, settings)
     if settings is not None and settings.certificates is not None:
         port = server.add_secure_port(f"{host}:0", mutual_tls(settings.certificates))

@@ -1,52 +1,43 @@
 """Plain HTTP for Prometheus and the kubelet: /metrics, /healthz, /readyz.
 
-It runs in threads of its own, so that a slow scraper never holds up a transfer.
+It runs in a thread of its own, so that scrapers never hold up a transfer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
-from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from lorafleet.plain_http import Answer, PlainHttp
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
+    from collections.abc import Mapping
 
     from prometheus_client.registry import Collector
 
     from lorafleet_sidecar.agent import Agent
 
 
-class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _QuietHandler(WSGIRequestHandler):
-    timeout = 10  # seconds for a client to send its request
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
-        """Say nothing: a scrape every few seconds is no news."""
-
-
 class MetricsServer:
     """Serves one collector; `port` is the one that was really bound."""
 
     def __init__(self, listen: str, collector: Collector, agent: Agent) -> None:
-        registry = CollectorRegistry()
-        registry.register(collector)
-        self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
         self._agent = agent
         host, _, port = listen.rpartition(":")
-        self._server = make_server(
-            host.strip("[]"), int(port), self._app, _ThreadingServer, _QuietHandler
-        )
-        self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host.strip("[]"), int(port)), family=family)
+        self.port: int = listener.getsockname()[1]
+        self._http = PlainHttp(listener, self._answer)
+        self._scraping = asyncio.Lock()
+        self._scraped = (0.0, b"")  # when it was begun, the text
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
         """Serve from a thread."""
@@ -54,25 +45,35 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        asyncio.run_coroutine_threadsafe(self._http.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def _app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._http.start())
+            self._loop.run_forever()
+
+    async def _answer(self, path: str, query: Mapping[str, list[str]]) -> Answer:
         if path == "/metrics":
-            return self._metrics(environ, start_response)
+            return Answer(200, await self._scrape(), CONTENT_TYPE_LATEST)
         if path == "/healthz":
-            return _text(start_response, "200 OK", "ok")
+            return Answer(200, b"ok\n")
         if path == "/readyz":
             # Ready means: an engine was looked at. Whether that engine can take adapters is the
             # operator's question, answered by the inventory.
             inventory = self._agent.board.current
             state = pb.EngineHealth.Name(inventory.health).removeprefix("ENGINE_HEALTH_").lower()
-            return _text(start_response, "200 OK", f"engine {state} {inventory.health_message}")
-        return _text(start_response, "404 Not Found", "not found")
+            line = f"engine {state} {inventory.health_message}".strip()
+            return Answer(200, f"{line}\n".encode())
+        return Answer(404, b"not found\n")
 
-
-def _text(start_response: Any, status: str, body: str) -> list[bytes]:
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [body.strip().encode() + b"\n"]
+    async def _scrape(self) -> bytes:
+        """Return what is read after this was asked; all who wait meanwhile get the same text."""
+        asked = self._loop.time()
+        async with self._scraping:
+            if self._scraped[0] < asked:
+                begun = self._loop.time()
+                text = await asyncio.to_thread(generate_latest, self._registry)
+                self._scraped = (begun, text)
+            return self._scraped[1]

@@ -26,7 +26,7 @@ from lorafleet_sidecar.arena import Arena
 from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.stripe import Stripes
 from lorafleet_sidecar.tls import mutual_tls
-from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE
+from lorafleet_sidecar.transfer_settings import SERVER_OPTIONS, SERVICE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,9 +57,7 @@ async def _serve(orders: dict[str, Any]) -> None:
         send_chunks, response_serializer=pb.SendChunksResponse.SerializeToString
     )
     callers = [Callers(orders["operator_name"], "")] if orders["tls_dir"] else []
-    server = grpc.aio.server(
-        interceptors=callers, options=(*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
-    )
+    server = grpc.aio.server(interceptors=callers, options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {"SendChunks": handler}),)
     )

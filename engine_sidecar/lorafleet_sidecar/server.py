@@ -28,7 +28,7 @@ from lorafleet_sidecar.service import SERVICE_NAME, SidecarServicer
 from lorafleet_sidecar.store import RevisionStore
 from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
-    MESSAGE_OPTIONS,
+    SERVER_OPTIONS,
     TransferService,
     TransferSettings,
     add_transfer_service,
@@ -64,7 +64,7 @@ class Sidecar:
         callers = [Callers(settings.operator_name, settings.peer_name)] if settings.tls_dir else []
         self._server = grpc.aio.server(
             interceptors=[*callers, Addressee(settings.pod_uid, strict=bool(callers))],
-            options=[*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)],
+            options=SERVER_OPTIONS,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # stubs
         self._transfer: TransferService | None = None

@@ -28,7 +28,7 @@ from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.receivers import ReceiverPool
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
 from lorafleet_sidecar.stripe import Stripes
-from lorafleet_sidecar.transfer_settings import MESSAGE_OPTIONS, SERVICE, TransferSettings
+from lorafleet_sidecar.transfer_settings import SERVER_OPTIONS, SERVICE, TransferSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from lorafleet_sidecar.store import RevisionStore, StagedRevisionInfo
 
-__all__ = ["MESSAGE_OPTIONS", "TransferService", "TransferSettings", "add_transfer_service"]
+__all__ = ["SERVER_OPTIONS", "TransferService", "TransferSettings", "add_transfer_service"]
 
 
 class TransferService:
@@ -183,7 +183,7 @@ async def add_transfer_service(
 
     `profile_source` gives the engine's current profile or raises a LorafleetError (its reason
     travels to the client). Call this AFTER `add_SidecarServiceServicer_to_server`: of two
-    handlers for a method gRPC takes the one registered last. Pass `MESSAGE_OPTIONS` to the
+    handlers for a method gRPC takes the one registered last. Pass `SERVER_OPTIONS` to the
     server. Call `close` of the result after the server has stopped.
     """
     service = TransferService(store, profile_source, settings or TransferSettings())

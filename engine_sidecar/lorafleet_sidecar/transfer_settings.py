@@ -17,8 +17,19 @@ MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 17 << 20),
     ("grpc.http2.max_ping_strikes", 0),  # pings pile up for a process that was busy
 )
-"""Pass as `options` to `grpc.aio.server`: the largest chunk is 16 MiB, and neighbours ask now and
-then whether a sidecar that verifies is still alive."""
+"""The largest chunk is 16 MiB, and neighbours ask now and then whether a sidecar that verifies is still alive."""
+
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    # One caller may be hostile: what it begins and breaks off must cost the others nothing.
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.max_connection_idle_ms", 300_000),
+)
+"""Pass as `options` to `grpc.aio.server`."""
 
 
 @dataclass(frozen=True)

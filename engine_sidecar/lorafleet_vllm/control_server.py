@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from lorafleet_vllm.control_connections import BoundedConnection
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -38,7 +40,13 @@ async def serve(app: Any, path: Path) -> None:
         _log.error("lorafleet: cannot listen on %s: %s", path, error)
         return
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, ws="none", timeout_keep_alive=60
+        app,
+        http=BoundedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=60,
     )
     try:
         await _Guest(config).serve(sockets=[listener])

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING, Final, Self
 
-from aiohttp import web
+from lorafleet.plain_http import Answer, PlainHttp
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.metrics import ADAPTERS, REGISTRY
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
     from lorafleet_operator.fleet import Fleet
 
-_TEXT: Final = {"Content-Type": CONTENT_TYPE_LATEST}
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -31,9 +33,7 @@ class Probes:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._pulse: asyncio.Task[None] | None = None
-        app = web.Application()
-        app.add_routes([web.get("/healthz", self._healthz), web.get("/metrics", self._metrics)])
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        self._http: PlainHttp | None = None
 
     @classmethod
     async def start(cls, fleet: Fleet) -> Self:
@@ -41,8 +41,10 @@ class Probes:
         probes = cls(fleet)
         if fleet.settings.listen:
             host, _, port = fleet.settings.listen.rpartition(":")
-            await probes._runner.setup()
-            await web.TCPSite(probes._runner, host.strip("[]"), int(port)).start()
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host.strip("[]"), int(port)), family=family)
+            probes._http = PlainHttp(listener, probes._answer)
+            await probes._http.start()
         probes._pulse = asyncio.create_task(probes._beat())
         return probes
 
@@ -51,7 +53,8 @@ class Probes:
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
-        await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.close()
 
     def age(self) -> float:
         """Return the seconds since the last proof of life."""
@@ -70,24 +73,27 @@ class Probes:
                 else:
                     self._fleet.alive()
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    async def _answer(self, path: str, query: Mapping[str, list[str]]) -> Answer:
+        if path == "/healthz":
+            return self._healthz()
+        if path != "/metrics":
+            return Answer(404, b"not found\n")
+        # All series, or as Prometheus' own servers do those that `name[]` names.
+        if names := query.get("name[]"):
+            body = generate_latest(REGISTRY.restricted_registry(names))
+            return Answer(200, body, CONTENT_TYPE_LATEST)
+        return Answer(200, self._series(), CONTENT_TYPE_LATEST)
+
+    def _healthz(self) -> Answer:
         age, limit = self.age(), self._fleet.settings.liveness_seconds
         text = f"last proof of life {age:.0f} s ago, limit {limit:.0f} s\n"
         if self._fleet.tenure is not None:
             text += f"{self._fleet.tenure}\n"
-        return web.Response(text=text, status=200 if age < limit else 503)
+        return Answer(200 if age < limit else 503, text.encode())
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        """Answer with all series, or as Prometheus' own servers do with those that `name[]` names."""
-        if names := request.query.getall("name[]", []):
-            body = generate_latest(REGISTRY.restricted_registry(names))
-            return web.Response(body=body, headers=_TEXT)
-        # Piece by piece: the whole text about ten thousand adapters is thirty megabytes.
-        response = web.StreamResponse(headers=_TEXT)
-        await response.prepare(request)
-        await response.write(generate_latest(REGISTRY))
+    async def _series(self) -> AsyncIterator[bytes]:
+        """Yield the text piece by piece: the whole about ten thousand adapters is thirty megabytes."""
+        yield generate_latest(REGISTRY)
         for piece in ADAPTERS.text():
-            await response.write(piece.encode())
+            yield piece.encode()
             await asyncio.sleep(0)  # passes go on meanwhile
-        await response.write_eof()
-        return response

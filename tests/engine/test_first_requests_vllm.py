@@ -46,6 +46,10 @@ async def test_first_requests_on_a_real_engine(volume: Path, tmp_path: Path) -> 
         sql, _ = await stage(rig.channel, source(tmp_path / "one", "team-a/sql", 1))
         chat, _ = await stage(rig.channel, source(tmp_path / "two", "team-b/chat", 2))
         await rig.load(chat.digest, "team-b/chat")
+        async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False) as client:
+            loading = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters")
+            found = [(await client.post(path, json={})).status_code for path in loading]
+            assert found == [404] * 3, "vLLM has none of its own without the variable"
         base, other = await answer(rig, BASE), await answer(rig, "team-b/chat")
         assert base != other
 

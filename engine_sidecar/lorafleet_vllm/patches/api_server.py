@@ -52,12 +52,14 @@ def patch_api_server(reason: str) -> None:
 
         return start_with_control
 
+    from fastapi import FastAPI
+
     wrap(OpenAIServingModels, "__init__", init)
-    if reason == compat.OK:
-        from fastapi import FastAPI
+    active = reason == compat.OK
+    wrap(FastAPI, "build_middleware_stack", _surround if active else _guard)
+    if active:
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        wrap(FastAPI, "build_middleware_stack", _count_requests)
         wrap(AsyncLLM, "wake_up", _woken)
         wrap(OpenAIServingModels, "model_name", _model_name)
         wrap(OpenAIServingModels, "show_available_models", _show_available_models)
@@ -80,11 +82,21 @@ def _patch_first_requests() -> None:
         wrap(serving, "_check_model", asking.check_model)
 
 
-def _count_requests(original: Any) -> Any:
+def _guard(original: Any) -> Any:
     def build_middleware_stack(self: Any) -> Any:
+        from lorafleet_vllm.lora_endpoints import guarded
+
+        return guarded(original(self))
+
+    return build_middleware_stack
+
+
+def _surround(original: Any) -> Any:
+    def build_middleware_stack(self: Any) -> Any:
+        from lorafleet_vllm.lora_endpoints import guarded
         from lorafleet_vllm.outcomes import counting
 
-        return counting(original(self))
+        return counting(guarded(original(self)))
 
     return build_middleware_stack
 
