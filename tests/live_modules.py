@@ -15,8 +15,9 @@ from typing import Any
 
 
 def live_modules(folder: str) -> list[dict[str, Any]]:
-    """Return the modules of the model in `folder` as the plugin reads them."""
+    """Return the modules of the model in `folder` as the plugin reads them; last, its slot's bytes."""
     import torch
+    from lorafleet_vllm.slot_plan import slot_tensors
     from lorafleet_vllm.targets import read_targets
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (
@@ -52,6 +53,8 @@ def live_modules(folder: str) -> list[dict[str, Any]]:
         cpu = torch.device("cpu")
         manager = LoRAModelManager(model, 2, 64, 512, config.lora_config, cpu, config)
         found = [asdict(target.module) for target in read_targets(manager).values()]
+        layers = manager.modules.values()
+        found.append({"slot_bytes": sum(t.nbytes for each in layers for t in slot_tensors(each))})
         cls.packed_modules_mapping = original
         return found
 

@@ -13,6 +13,8 @@ import live_modules
 import pytest
 from inspection_command import COMMON, model
 from lorafleet_operator.inspection.model_config import ARCHITECTURES, ModelConfig
+from lorafleet_operator.inspection.offline_profile import offline_profile
+from lorafleet_operator.inspection.size import slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +114,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict[str
 def test_the_modules_of_config_json_are_those_of_the_model(
     name: str, live: Mapping[str, list[dict[str, Any]]]
 ) -> None:
-    found = {each["name"]: each for each in live[name]}
+    found = {each["name"]: each for each in live[name][:-1]}
     for module in ModelConfig.parse(config_of(name)).modules():
         assert found.pop(module.name) == {
             "name": module.name,
@@ -122,6 +124,17 @@ def test_the_modules_of_config_json_are_those_of_the_model(
             "num_experts": module.num_experts,
         }
     assert found == {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_slot_takes_what_vllm_allocates(
+    name: str, live: Mapping[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """One slot of rank 8, as tests/live_modules.py sets it."""
+    profile = offline_profile(
+        model(tmp_path, config_of(name)), base_model="m", dtype="bfloat16", max_lora_rank=8
+    )
+    assert slot_bytes(profile) == live[name][-1]["slot_bytes"]
 
 
 def test_every_architecture_is_compared() -> None:

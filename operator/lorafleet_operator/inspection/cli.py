@@ -1,4 +1,4 @@
-"""`lorafleet inspect PATH|URI` and `lorafleet profile MODEL_DIR`: checks without any engine."""
+"""`lorafleet inspect PATH|URI`, `profile MODEL_DIR` and `size MODEL_DIR`: checks without any engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lorafleet.errors import InvalidAdapter, LorafleetError, NameTaken
 
 from lorafleet_operator.api.names import served_name_problem
+from lorafleet_operator.inspection import size_command
 from lorafleet_operator.inspection.addresses import open_address, without_secrets
 from lorafleet_operator.inspection.examine import UNCHECKED, examine
 from lorafleet_operator.inspection.model_config import UnknownModel
@@ -69,30 +70,38 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=_inspect)
 
     profile = verbs.add_parser("profile", help="an engine's profile from a model's config.json")
-    profile.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder with config.json")
-    profile.add_argument("--base-model", required=True, metavar="NAME", help="served model name")
-    profile.add_argument(
+    _add_engine_options(profile)
+    profile.set_defaults(run=_profile)
+
+    size_command.add_verb(verbs, _add_engine_options)
+    size = verbs.choices["size"]
+    size.set_defaults(run=_size)
+
+    for verb in (inspect, profile, size):
+        verb.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    return parser
+
+
+def _add_engine_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder with config.json")
+    verb.add_argument("--base-model", required=True, metavar="NAME", help="served model name")
+    verb.add_argument(
         "--alias", action="append", default=[], metavar="NAME", help="further name of the model"
     )
-    profile.add_argument(
+    verb.add_argument(
         "--dtype", choices=("auto", *DTYPES), default="auto", help="auto is the config's own"
     )
-    profile.add_argument("--max-lora-rank", type=int, default=16, metavar="N")
-    profile.add_argument("--max-loras", type=int, default=1, metavar="N")
-    profile.add_argument("--max-cpu-loras", type=int, metavar="N")
-    profile.add_argument(
+    verb.add_argument("--max-lora-rank", type=int, default=16, metavar="N")
+    verb.add_argument("--max-loras", type=int, default=1, metavar="N")
+    verb.add_argument("--max-cpu-loras", type=int, metavar="N")
+    verb.add_argument(
         "--tensor-parallel", "--tensor-parallel-size", type=int, default=1, metavar="N"
     )
-    profile.add_argument("--expert-parallel", "--enable-expert-parallel", action="store_true")
-    profile.add_argument(
+    verb.add_argument("--expert-parallel", "--enable-expert-parallel", action="store_true")
+    verb.add_argument(
         "--flag", action="append", default=[], metavar="NAME",
         help="flag of vLLM's LoRA configuration that is on, such as enable_mixed_moe_lora_format",
     )  # fmt: skip
-    profile.set_defaults(run=_profile)
-
-    for verb in (inspect, profile):
-        verb.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    return parser
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -151,24 +160,42 @@ async def _examine(
         await source.aclose()
 
 
+def _profile_of(options: argparse.Namespace) -> EngineProfile:
+    return offline_profile(
+        options.model,
+        base_model=options.base_model,
+        aliases=options.alias,
+        dtype=options.dtype,
+        max_lora_rank=options.max_lora_rank,
+        max_loras=options.max_loras,
+        max_cpu_loras=options.max_cpu_loras,
+        tensor_parallel=options.tensor_parallel,
+        expert_parallel=options.expert_parallel,
+        flags=options.flag,
+    )
+
+
 def _profile(options: argparse.Namespace) -> int:
     try:
-        profile = offline_profile(
-            options.model,
-            base_model=options.base_model,
-            aliases=options.alias,
-            dtype=options.dtype,
-            max_lora_rank=options.max_lora_rank,
-            max_loras=options.max_loras,
-            max_cpu_loras=options.max_cpu_loras,
-            tensor_parallel=options.tensor_parallel,
-            expert_parallel=options.expert_parallel,
-            flags=options.flag,
-        )
+        profile = _profile_of(options)
     except UnknownModel as error:
         print(f"lorafleet: {error}", file=sys.stderr)
         return 1
     _tell(profile.to_json() if options.output == "json" else profile_text(profile))
+    return 0
+
+
+def _size(options: argparse.Namespace) -> int:
+    try:
+        profile = _profile_of(options)
+        found = size_command.figures(profile, options.config, options.adapters, options.history)
+    except OSError as error:
+        print(f"lorafleet: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except (UnknownModel, LorafleetError) as error:
+        print(f"lorafleet: {error}", file=sys.stderr)
+        return 1
+    _tell(json.dumps(found, indent=1) if options.output == "json" else size_command.as_text(found))
     return 0
 
 
