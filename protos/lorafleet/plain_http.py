@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     Handler = Callable[[str, Mapping[str, list[str]]], Awaitable["Answer"]]
 
 MOST_CONNECTIONS: Final = 512
+MOST_ANSWERS: Final = 192
+"""So many are answered at once: an answer in pieces has one of them in memory."""
 MOST_HEAD_BYTES: Final = 16 << 10
 REQUEST_SECONDS: Final = 5.0
 """For all of a request, however its bytes come."""
 ANSWER_SECONDS: Final = 60.0
-_BACKLOG: Final = 128  # far below MOST_CONNECTIONS: so many are accepted in one turn of the loop
+_BACKLOG: Final = 128  # below both: so many are accepted in one turn of the loop
 _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
                    500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 _LOG: Final = logging.getLogger(__name__)
@@ -52,7 +54,9 @@ class PlainHttp:
         self._listener = listener
         self._handler = handler
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, None] = {}  # by when something moved on them
+        # By when something moved on them.
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        self._answered: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -71,20 +75,17 @@ class PlainHttp:
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while len(self._open) >= MOST_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = None
+        _admit(writer, self._open, MOST_CONNECTIONS)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 answer = await self._ask(reader)
+            _admit(writer, self._answered, MOST_ANSWERS)
             async with asyncio.timeout(ANSWER_SECONDS):
                 async for piece in _pieces(await answer):
                     writer.write(piece)
                     await writer.drain()
-                    if writer in self._open:
-                        self._open[writer] = self._open.pop(writer)
+                    _admit(writer, self._open, MOST_CONNECTIONS)
+                    _admit(writer, self._answered, MOST_ANSWERS)
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, EOFError):
@@ -92,7 +93,8 @@ class PlainHttp:
         except Exception:
             _LOG.exception("an answer failed")
         finally:
-            self._open.pop(writer, None)
+            for known in (self._open, self._answered):
+                known.pop(writer, None)
             writer.transport.abort()
 
     async def _ask(self, reader: asyncio.StreamReader) -> Awaitable[Answer]:
@@ -104,6 +106,17 @@ class PlainHttp:
         except _Refused as refused:
             return _at_once(refused.answer)
         return self._handler(path, query)
+
+
+def _admit(
+    writer: asyncio.StreamWriter, known: dict[asyncio.StreamWriter, None], most: int
+) -> None:
+    """Note that something moved; hang up on who has been still for longest if there are too many."""
+    known.pop(writer, None)
+    if len(known) >= most:
+        next(iter(known)).transport.abort()
+        del known[next(iter(known))]
+    known[writer] = None
 
 
 async def _at_once(answer: Answer) -> Answer:

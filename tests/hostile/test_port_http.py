@@ -140,7 +140,9 @@ async def test_ten_thousand_connections_cost_others_no_answer(port: Port) -> Non
     assert port.asked - port.answered <= 1
 
 
-async def test_a_request_that_comes_drop_by_drop_is_ended(port: Port) -> None:
+async def test_a_request_that_comes_drop_by_drop_is_ended(
+    port: Port,
+) -> None:
     """Each byte comes in time; the whole does not."""
     _, writer = await asyncio.open_connection("127.0.0.1", port.port)
     async with asyncio.timeout(60):
