@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
-import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import psutil
 import pytest
 import tiny_models
 from engine_server import SERVED
@@ -394,71 +391,3 @@ def test_wrong_requests_get_one_line_and_change_nothing(server: EngineServer, ca
     assert answer.status_code == status
     assert message in answer.json()["error"]
     assert server.read("state")["revisions"] == {}
-
-
-LORA_ENDPOINTS = [
-    ("POST", "/v1/load_lora_adapter", {"lora_name": "evil", "lora_path": "PATH"}),
-    ("POST", "/v1/unload_lora_adapter", {"lora_name": "t/a"}),
-    ("POST", "/adapters", {"name": "evil", "src": "PATH"}),
-    ("DELETE", "/adapters/t%2Fa", None),
-    ("POST", "/v1/load_lora_adapter/", {"lora_name": "evil", "lora_path": "PATH"}),
-]
-
-
-def test_no_other_pod_loads_or_unloads_by_vllms_own_endpoints(
-    server: EngineServer,
-    digests: dict[str, str],
-    answers: dict[str, str],
-    adapters: dict[str, Path],
-) -> None:
-    """vLLM takes the address of a client behind a proxy on loopback from this header."""
-    server.serve("t/a", digests["a"])
-    other_pod = {"X-Forwarded-For": "10.1.2.3"}
-    before = server.api.get("/v1/models").json()["data"]
-    for method, path, body in LORA_ENDPOINTS:
-        content = json.dumps(body).replace("PATH", str(adapters["b"])) if body else None
-        headers = {**other_pod, "Content-Type": "application/json"}
-        answer = server.api.request(method, path, content=content, headers=headers)
-        assert answer.status_code == 403, (path, answer.text)
-        assert "loaded by its sidecar" in answer.json()["error"]["message"]
-    assert [card["id"] for card in server.api.get("/v1/models").json()["data"]] == [
-        card["id"] for card in before
-    ]
-    request = {"model": "t/a", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-    answer = server.api.post("/v1/completions", json=request, headers=other_pod)
-    assert answer.json()["choices"][0]["text"] == answers["a"]
-    # From the pod itself they are vLLM's own, SageMaker's names among them.
-    content = {"name": "mine", "src": str(adapters["b"])}
-    assert server.api.post("/adapters", json=content).status_code == 200
-    assert server.complete("mine", PROMPT) == answers["b"]
-    assert server.api.delete("/adapters/mine").status_code == 200
-
-
-def test_a_control_socket_that_is_held_up_costs_the_sidecar_and_clients_nothing(
-    server: EngineServer, digests: dict[str, str], answers: dict[str, str]
-) -> None:
-    """Two hundred connections: silent, half a head, half a body, noise, a head without an end."""
-    server.serve("t/a", digests["a"])
-    head = b"POST /v1/unpublish HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n"
-    openings = [b"", head, head + b"\r\n{", b"\xff" * 512, b"GET / HTTP/1.1\r\nX: " + b"x" * 60_000]
-    files = psutil.Process(server.process.pid).num_fds()
-    held = []
-    for number in range(200):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(20)
-        connection.connect(str(server.volume / "run" / "engine.sock"))
-        with contextlib.suppress(OSError):
-            connection.sendall(openings[number % len(openings)])
-        held.append(connection)
-        if number % 20 == 0:
-            assert server.read("state")["served"].keys() == {"t/a"}
-            assert server.complete("t/a", PROMPT) == answers["a"]
-    assert psutil.Process(server.process.pid).num_fds() < files + 80
-    for connection in held:  # each is hung up on, without a word of its own
-        with contextlib.suppress(ConnectionError):
-            while connection.recv(65536):
-                pass
-        connection.close()
-    assert server.read("state")["served"].keys() == {"t/a"}
-    big = server.control.post("/v1/publish", content=b"{" + b" " * 200_000)
-    assert big.status_code == 413
