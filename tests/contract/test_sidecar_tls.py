@@ -4,6 +4,7 @@ its name allows."""
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import tempfile
@@ -11,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from certificates import FUTURE, OPERATOR, PAST, Authority, MountedSecret
 from lorafleet import frames
+from lorafleet.certificates import CertificateFiles, Certificates, expires_at
+from lorafleet.errors import EngineUnreachable
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.certificate_series import CertificateSeries
+from lorafleet_operator.transfer.client import SidecarClient, Tls
 from lorafleet_sidecar.callers import Callers
+from prometheus_client.parser import text_string_to_metric_families
 from sidecar_rig import Rig
 from staging_builders import source_adapter
 
@@ -189,6 +196,59 @@ def test_a_connection_that_outlives_its_certificate_begins_no_call() -> None:
         caller = {"peer_dns": [OPERATOR.encode()], "x509_pem_cert": [pair[1]]}
         assert problem in callers.problem(SERVICE + "LoadAdapter", caller)
         assert bool(problem) == bool(callers.problem(SERVICE + "LoadAdapter", caller))
+
+
+async def test_the_operator_speaks_to_no_sidecar_of_another_name(rig: Rig) -> None:
+    """The address may have gone to a pod of another namespace, whose certificate is as good."""
+    operator = FLEET.files("operator")
+    own = Certificates(operator["ca.crt"], operator["tls.key"], operator["tls.crt"], 0, 0, 0)
+    for name, spoken in ((POOL, True), ("team-b.engines.lorafleet", False)):
+        client = SidecarClient("127.0.0.1", rig.sidecar.port, Tls(own, name), pod_uid="pod-1")
+        if spoken:
+            assert (await client.inventory(10)).pod_uid == "pod-1"
+        else:
+            with pytest.raises(EngineUnreachable):
+                await client.inventory(10)
+        await client.close()
+
+
+async def test_both_sides_tell_when_their_certificates_expire(
+    rig: Rig, secret: MountedSecret
+) -> None:
+    async def figures() -> dict[str, float]:
+        async with httpx.AsyncClient(trust_env=False) as web:
+            text = (await web.get(f"http://127.0.0.1:{rig.sidecar.metrics_port}/metrics")).text
+        operator = CertificateSeries()
+        operator.files = CertificateFiles(secret.folder)
+        families = [*text_string_to_metric_families(text), *operator.collect()]
+        return {
+            sample.name + sample.labels.get("certificate", ""): sample.value
+            for family in families
+            for sample in family.samples
+            if "_certificate_" in sample.name
+        }
+
+    own = expires_at((secret.folder / "tls.crt").read_bytes())
+    expected = {
+        f"lorafleet_{side}_certificate_{what}": value
+        for side in ("sidecar", "operator")
+        for what, value in (
+            ("expiry_timestamp_secondsown", own),
+            ("expiry_timestamp_secondsauthority", expires_at(FLEET.certificate)),
+            ("files_refused", 0),
+        )
+    }
+    assert await figures() == expected
+    refused = FLEET.files("sidecar") | {"tls.key": b"nonsense"}
+    started = CertificateFiles(secret.folder)
+    secret.swap(refused)
+    started.current()
+    assert started.problem
+    async with httpx.AsyncClient(trust_env=False) as web:
+        text = (await web.get(f"http://127.0.0.1:{rig.sidecar.metrics_port}/metrics")).text
+    assert "lorafleet_sidecar_certificate_files_refused 1.0" in text
+    [kept] = re.findall(r'_expiry_timestamp_seconds{certificate="own"} (\S+)', text)
+    assert float(kept) == own, "the earlier ones are used"
 
 
 # What is no TLS at all, or not the right one

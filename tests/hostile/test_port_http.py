@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = Path(__file__).parents[1]
-MOST_GROWTH = 64 << 20
+MOST_GROWTH = 128 << 20  # 192 answers, each with a piece of the text in memory
 HEAD = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 GET = HEAD + b"\r\n"
 
@@ -42,12 +42,13 @@ class Port:
         """Return all that is answered before the other side hangs up."""
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            writer.write(request)
-            answer = b""
-            with contextlib.suppress(ConnectionError):
-                answer = await reader.read(-1)
-            writer.close()
-            return answer
+            try:
+                writer.write(request)
+                with contextlib.suppress(ConnectionError):
+                    return await reader.read(-1)
+                return b""
+            finally:
+                writer.transport.abort()
 
     async def asks(self) -> None:
         while True:
@@ -123,9 +124,9 @@ OPENINGS = {
 async def test_ten_thousand_connections_cost_others_no_answer(port: Port) -> None:
     await port.get(GET)
     files, memory = port.process.num_fds(), port.process.memory_info().rss
-    work = asyncio.create_task(port.asks())
+    work, dripping = asyncio.create_task(port.asks()), asyncio.create_task(drop_by_drop(port))
     for opening in OPENINGS.values():
-        held = await crowd(port.port, 10_000 // len(OPENINGS), opening)
+        held = await crowd(port.port, 500 if opening == GET else 1900, opening)
         await port.goes_on()
         assert not work.done()
         assert port.process.num_fds() <= files + MOST_CONNECTIONS + 8
@@ -135,24 +136,21 @@ async def test_ten_thousand_connections_cost_others_no_answer(port: Port) -> Non
     async with asyncio.timeout(30):
         while port.process.num_fds() > files + 4:
             await asyncio.sleep(0.05)
+    await asyncio.wait_for(dripping, 60)
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     assert port.asked - port.answered <= 1
 
 
-async def test_a_request_that_comes_drop_by_drop_is_ended(
-    port: Port,
-) -> None:
-    """Each byte comes in time; the whole does not."""
+async def drop_by_drop(port: Port) -> None:
+    """Send a head of which each byte comes in time and the whole does not, until hung up on."""
     _, writer = await asyncio.open_connection("127.0.0.1", port.port)
-    async with asyncio.timeout(60):
-        with contextlib.suppress(OSError):
-            while not writer.is_closing():
-                writer.write(b"X")
-                await writer.drain()
-                await asyncio.sleep(0.05)
+    with contextlib.suppress(OSError):
+        while not writer.is_closing():
+            writer.write(b"X")
+            await writer.drain()
+            await asyncio.sleep(0.05)
     writer.transport.abort()
-    assert b"# HELP" in await port.get(GET)
 
 
 @pytest.mark.parametrize(
