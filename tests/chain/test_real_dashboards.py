@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
 RULES = Path(__file__).resolve().parents[2] / "charts" / "lorafleet" / "alerts"
-NAMES = [f"tenant-{letter}" for letter in "abcdefghi"]
+NAMES = [f"turn-{letter}" for letter in "abcdefghi"]
 ONLY_WITH_A_FAULT = {
     "Conditions that are not True",
     "Failing adapters",
@@ -214,14 +214,14 @@ def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(
         watch.alert("LorafleetAPIErrors"),
     ):
         time.sleep(1)  # the API server has read the policy
-        shutil.copytree(CASES / "d10-rank-over-max", fleet.files / "bad")
-        fleet.s3_adapter("bad", fleet.files / "bad")
+        shutil.copytree(CASES / "d10-rank-over-max", fleet.files / "too-high")
+        fleet.s3_adapter("too-high", fleet.files / "too-high")
         for name in ("missing", "unwritable"):
             fleet.s3_adapter(name, None)
     fleet.wait_gone("unwritable")
     failing = watch.now(FLEET, "Failing adapters")
     assert {(each.labels["name"], each.labels["reason"]) for each in failing} == {
-        ("bad", "RankTooHigh"),
+        ("too-high", "RankTooHigh"),
         ("missing", "SourceNotFound"),
     }
 
@@ -231,7 +231,7 @@ def test_faults_fill_the_other_panels_fire_their_alerts_and_clear_them(
         fleet.patch(NAMES[1], {"rollout": never, "source": {"pollIntervalSeconds": 1}})
     assert empty(watch.shown(FLEET)) <= NEVER_HERE
 
-    for name in ("bad", "missing", NAMES[1]):
+    for name in ("too-high", "missing", NAMES[1]):
         fleet.wait_gone(name)
     watch.clears("LorafleetAdapterNotReady")
     watch.clears("LorafleetAPIErrors")
