@@ -7,6 +7,7 @@ imports (protobuf, gRPC, numpy) stays the one of its own image.
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import shutil
 from pathlib import Path
 
@@ -26,9 +27,7 @@ def install_plugin(directory: Path) -> bool:
     if _content(directory) == wanted:
         return False
     fresh = directory.with_name(f".{directory.name}.partial")
-    stale = directory.with_name(f".{directory.name}.old")
-    for leftover in (fresh, stale):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     for name, content in wanted.items():
         path = fresh / name
@@ -37,6 +36,8 @@ def install_plugin(directory: Path) -> bool:
         path.chmod(0o644)
     for folder in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
         folder.chmod(0o755)  # whatever the umask
+    # A vLLM that is root may have left files there that nobody else can remove.
+    stale = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
     if directory.exists():
         directory.rename(stale)
     fresh.rename(directory)
