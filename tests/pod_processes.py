@@ -84,7 +84,8 @@ class PodProcesses:
 
     def _placed(self, text: str) -> str:
         for mount, path in self._paths.items():
-            text = text.replace(mount, str(path))
+            here = rf"(?<![^:=]){re.escape(mount)}(?=[/:]|$)"  # not inside another path
+            text = re.sub(here, str(path), text)
         return text
 
 
