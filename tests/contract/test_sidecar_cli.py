@@ -8,6 +8,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from certificates import Authority
 from fake_engine import FakeEngine
 from sidecar_rig import ARENA_BYTES, Rig
 
@@ -97,3 +98,23 @@ async def test_an_address_of_the_metrics_that_is_taken_is_one_line(volume: Path)
     assert status == 1
     assert f"lorafleet-sidecar: cannot listen on {address}: " in err
     assert "Traceback" not in err
+
+
+async def test_certificates_that_cannot_be_used_end_a_start_with_one_line(volume: Path) -> None:
+    """Of both programs, before they touch anything else."""
+    folder = volume / "tls"
+    line = f"LORAFLEET_TLS_DIR='{folder}': No such file or directory: {folder / 'ca.crt'}\n"
+    settings = {"LORAFLEET_VOLUME": str(volume), "LORAFLEET_ARENA_BYTES": str(4 << 20)}
+    tls = {"LORAFLEET_TLS_DIR": str(folder)}
+    assert await run("serve", **settings, **tls) == (2, "", f"lorafleet-sidecar: {line}")
+    assert not (volume / "arena").exists()
+    Authority("fleet").write(folder, "sidecar")
+    (folder / "tls.key").write_bytes(Authority("fleet").issue("x")[0])
+    line = f"LORAFLEET_TLS_DIR='{folder}': tls.key is not the key of tls.crt\n"
+    assert await run("serve", **settings, **tls) == (2, "", f"lorafleet-sidecar: {line}")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lorafleet_operator", "run", env={"PATH": "", **tls},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert (process.returncode, out, err.decode()) == (2, b"", f"lorafleet-operator: {line}")
