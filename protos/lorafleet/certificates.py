@@ -12,7 +12,7 @@ import re
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +38,7 @@ class Certificates:
     """One consistent reading of the files, as PEM bytes; times in seconds since 1970."""
 
     ca: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     certificate: bytes
     valid_from: float
     expires_at: float

@@ -41,6 +41,7 @@ def test_a_swap_of_the_link_is_followed_and_told_once(
     assert files.current() is second
     [line] = caplog.messages
     assert "were renewed: they expire on" in line
+    assert "KEY" not in repr(second)
     secret.swap(fresh)
     assert files.current() is second, "a new link to the same content is no news"
     assert len(caplog.messages) == 1
