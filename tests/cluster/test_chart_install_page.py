@@ -13,6 +13,7 @@ import yaml
 from certificates import Authority
 from kube_rest import CRDS
 from localcluster import find_binary
+from operator_chain import eventually
 
 if TYPE_CHECKING:
     from kube_rest import KubeRest
@@ -83,3 +84,5 @@ def test_every_command_of_the_page_works_in_its_order(
     for item in bare_kube.get(CRDS)["items"]:
         if item["spec"]["group"] == "lorafleet.dev":
             bare_kube.delete(f"{CRDS}/{item['metadata']['name']}")
+            gone = f"{CRDS}/{item['metadata']['name']}"
+            eventually(lambda place=gone: bare_kube.client.get(place).status_code == 404)
