@@ -24,7 +24,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *MESSAGE_OPTIONS,
     ("grpc.so_reuseport", 0),
     # One caller may be hostile: what it begins and breaks off must cost the others nothing.
-    ("grpc.max_concurrent_streams", 128),
+    ("grpc.max_concurrent_streams", 512),
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 300_000),
