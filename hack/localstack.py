@@ -132,14 +132,15 @@ class LocalStack:
 
     sidecar_port = 7070
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, network: str = "") -> None:
+        """network: the first three parts of the engine pods' addresses, loopback of its own if empty."""
         self.directory = directory
         self.logs = directory / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._memory = Path(tempfile.mkdtemp(prefix="lorafleet-", dir="/dev/shm"))
         self._processes: list[LocalProcess] = []
         # A network of our own, so that two stacks on one machine do not meet.
-        self._network = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
+        self._network = network or f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
 
     def __enter__(self) -> Self:
         return self

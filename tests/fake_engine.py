@@ -29,10 +29,17 @@ BASE = "tiny/qwen3-dense"
 class FakeEngine:
     """One engine; `start` and `kill` may alternate."""
 
-    def __init__(self, volume: Path, behaviour: Behaviour | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        volume: Path,
+        behaviour: Behaviour | None = None,
+        port: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.volume = volume
         self.behaviour = behaviour or Behaviour()
         self.port = port
+        self.host_address = host
         self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
         self.ends: list[str] = []
         self.alive = False
@@ -42,7 +49,7 @@ class FakeEngine:
     @property
     def url(self) -> str:
         """The base URL of the HTTP API."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host_address}:{self.port}"
 
     @property
     def base(self) -> str:
@@ -63,7 +70,7 @@ class FakeEngine:
         self._next_id = 1
         self.first_requests = FirstRequests(self.behaviour.first_request_seconds)
         self._release = object()
-        http = await asyncio.start_server(self._serve_http, "127.0.0.1", self.port)
+        http = await asyncio.start_server(self._serve_http, self.host_address, self.port)
         self.port = http.sockets[0].getsockname()[1]
         self._servers = [http]
         if self.behaviour.plugin:

@@ -26,6 +26,7 @@ async def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("volume", type=Path)
     parser.add_argument("port", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--deadly", action="append", default=[])
     parser.add_argument("--plain", action="store_true", help="without the plugin")
     parser.add_argument("--no-lora", action="store_true", help="without --enable-lora")
@@ -43,7 +44,8 @@ async def _main() -> None:
         refuse={"*": arguments.refuse} if arguments.refuse else {},
         profile=arguments.profile,
     )
-    engine = await ProcessEngine(arguments.volume, behaviour, arguments.port).start()
+    engine = ProcessEngine(arguments.volume, behaviour, arguments.port, arguments.host)
+    await engine.start()
     print(engine.port, flush=True)
     await asyncio.Event().wait()
 

@@ -30,10 +30,14 @@ class Chain:
 
     arena_bytes = 64 << 20
 
-    def __init__(self, kubeconfig: Path, directory: Path, namespace: str) -> None:
+    def __init__(
+        self, kubeconfig: Path, directory: Path, namespace: str, network: str = ""
+    ) -> None:
+        """network: as LocalStack's; the engines listen there too then, all at one port."""
         self.kubeconfig = kubeconfig
         self.namespace = namespace
-        self.stack = LocalStack(directory)
+        self.stack = LocalStack(directory, network)
+        self.engine_port = free_port() if network else 0
         self.pods = EnginePods(kubeconfig, namespace)
         self.custom = client.CustomObjectsApi(config.new_client_from_config(str(kubeconfig)))
         self.core = self.pods.api
@@ -62,15 +66,17 @@ class Chain:
         self, name: str, index: int, *arguments: str, app: str = "vllm", **sidecar: str
     ) -> None:
         """Start a fake engine, its sidecar (with settings of its own) and its pod."""
-        port = free_port()
+        port = self.engine_port or free_port()
         address = self.stack.pod_address(index)
+        host = address if self.engine_port else "127.0.0.1"
         volume = self.stack.volume(name)
+        program = HERE / "fake_engine_process.py"
         process = self.stack.start(
-            name, [sys.executable, HERE / "fake_engine_process.py", volume, str(port), *arguments]
+            name, [sys.executable, program, volume, str(port), "--host", host, *arguments]
         )
-        process.wait_until(lambda: listens("127.0.0.1", port), 30)
+        process.wait_until(lambda: listens(host, port), 30)
         spec = EngineSpec(name, Path(), BASE)
-        engine = Engine(spec, process, address, f"http://127.0.0.1:{port}", volume)
+        engine = Engine(spec, process, address, f"http://{host}:{port}", volume)
         self.engines[name] = engine
         self.uids[name] = self.pods.create(name, address, {"app": app})
         settings = {"LORAFLEET_REFRESH_SECONDS": "0.2", **sidecar}

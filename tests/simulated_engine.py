@@ -95,6 +95,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.restarts: list[tuple[str, bool]] = []
         """Instances that were asked to end, and whether by force."""
         self.kept: dict[str, list[str]] = {}  # by served name
+        self._lost: dict[tuple[str, str], pb.LoadedAdapter] = {}  # to come back after a restart
         self._reserved = 0
         self._silence = Silence()
         self._server: Any = None
@@ -105,7 +106,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         self.instance = secrets.token_hex(8)
         self.staged, self.loaded, self._reserved, self._next_id = {}, {}, 0, 1
         self.load_count = 0
-        self.kept = {}
+        self.kept, self._lost = {}, {}
         self._changes = Changes()
         self._server = grpc.aio.server(
             interceptors=[self._silence, Addressee(self.pod_uid)], options=_OPTIONS
@@ -252,6 +253,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
             if (entry.adapter, entry.served_name) == (request.adapter, request.served_name):
                 del self.loaded[key]
                 self.books.unloads += 1
+        self._forget(request.served_name)
         self.kept.pop(request.served_name, None)
         if request.drop_staged:
             in_use = {digest for _, digest in self.loaded}
@@ -277,17 +279,25 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     def restart_engine(self) -> None:
         """Start vLLM again beside the same sidecar, which will bring every name back."""
         self.instance = secrets.token_hex(8)
-        self._lost, self.loaded, self.load_count = self.loaded, {}, 0
+        self._lost, self.loaded, self.load_count = self._lost | self.loaded, {}, 0
         self._changed()
+        if self._restoring is not None:
+            self._restoring.cancel()
         self._restoring = asyncio.create_task(self._restore())
 
     async def _restore(self) -> None:
         """Load what was loaded before, from the arena."""
-        for key, entry in self._lost.items():
+        for key in list(self._lost):
             await asyncio.sleep(self.behaviour.restore_seconds)
-            self.loaded[key] = entry
-            self.load_count += 1
-            self._changed()
+            entry = self._lost.pop(key, None)
+            if entry is not None:  # no order about its name has come meanwhile
+                self.loaded[key] = entry
+                self.load_count += 1
+                self._changed()
+
+    def _forget(self, served_name: str) -> None:
+        """Bring nothing back under a name that an order was about since the restart."""
+        self._lost = {key: each for key, each in self._lost.items() if key[0] != served_name}
 
     # The books.
 
@@ -332,6 +342,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
         before = {*self.kept.get(request.served_name, ()), *(other.digest for other in others)}
         self.kept[request.served_name] = list(request.keep)
         if request.publish:
+            self._forget(request.served_name)
             entry.published = True
             for other in others:
                 if other.digest != request.digest:

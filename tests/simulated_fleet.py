@@ -155,21 +155,29 @@ class SimulatedFleet:
 
     # Adapters.
 
-    async def apply(self, name: str, revision: int = 1) -> None:
-        """Write the revision's content and the adapter that names it, new or known."""
-        claim = {"claimName": "claim", "path": f"{name}/{revision}"}
+    async def apply(self, name: str, number: int = 1, digest: str = "", **more: Any) -> None:
+        """Write the content of revision `number` and the adapter that names it, new or known.
+
+        `digest`: what is to be served then, if another revision; `more`: further fields of the spec.
+        """
+        claim = {"claimName": "claim", "path": f"{name}/{number}"}
         spec = {
             "baseModel": BASE,
             "poolRef": {"name": POOL},
             "source": {"persistentVolumeClaim": claim},
             "placement": {"policy": "Spread", "replicas": self.replicas},
+            **more,
         }
         known = self.adapters.get(name)
-        self.adapters[name] = applied = Applied(revision, self._put_content(name, revision))
+        self.adapters[name] = applied = Applied(number, self._put_content(name, number))
+        applied.digest = digest or applied.digest
         applied.at = asyncio.get_running_loop().time()
         if known is None:
             body = _object("LoRAAdapter", name, spec)
-            answer = await self._ask("POST", self._path("loraadapters"), body)
+            while (answer := await self._ask("POST", self._path("loraadapters"), body))[
+                "kind"
+            ] == "Status":
+                await asyncio.sleep(0.05)  # the one before of that name is still being deleted
         else:
             applied.status = known.status
             answer = await self._change(self._path("loraadapters", name), spec)
