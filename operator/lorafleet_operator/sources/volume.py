@@ -43,6 +43,9 @@ _MAX_REF_BYTES = 64
 _COMMIT = re.compile(rb"[0-9a-f]{6,64}")
 _YEAR_9999 = 253402300799
 _MAX_WRITTEN_LINK = 255
+_HEAD_BYTES = 64 << 10
+"""Read when a file is opened: a configuration and most headers are in it, and each further visit to
+the volume's threads takes up to 5 ms beside a busy loop."""
 _WRITTEN_LINK = re.compile(rb"((?:\.\./)+blobs/[0-9A-Za-z]+)\n?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a pipe would wait for its writer.
@@ -85,12 +88,16 @@ class VolumeSource:
 
     async def resolve(self) -> ResolvedAdapter:
         """Read header and config of the files that are there now."""
-        return await assemble.resolve(
-            await self._tree.snapshot(),
-            self._settings,
-            allow_pickle=self._allow_pickle,
-            weights_name=self._weights,
-        )
+        tree = await self._tree.snapshot()
+        try:
+            return await assemble.resolve(
+                tree,
+                self._settings,
+                allow_pickle=self._allow_pickle,
+                weights_name=self._weights,
+            )
+        finally:
+            tree.resolved = True
 
     async def aclose(self) -> None:
         """Nothing is held between calls."""
@@ -108,6 +115,8 @@ class VolumeTree:
         on_read: Callable[[int], None],
     ) -> None:
         self.uri = uri
+        self.resolved = False
+        """Whether reads find out from now on that a file was replaced after it was opened."""
         self._root = claim_root
         self._path = path
         self._settings = settings
@@ -155,14 +164,14 @@ class VolumeTree:
             if found is None:
                 return None
             descriptor, linked = found
-            state = FileState.of(os.fstat(descriptor))
-            target = _written_link(descriptor, state.size)
+            state, head = _look(descriptor)
+            target = _written_link(head) if state.size <= _MAX_WRITTEN_LINK else None
             if target is None:
-                return VolumeBlob(self, name, name, state, linked)
+                return VolumeBlob(self, name, name, state, head, linked=linked)
             found = self.descend(name, target, held)
             if found is None:
                 raise SourceNotFound(f"{name} is a dangling link to {target} in {self.uri}")
-            return VolumeBlob(self, name, target, FileState.of(os.fstat(found[0])), linked=True)
+            return VolumeBlob(self, name, target, *_look(found[0]), linked=True)
 
     def descend(self, name: str, route: str, held: ExitStack) -> tuple[int, bool] | None:
         """Open the file at `route`; return its descriptor and whether a link was followed.
@@ -243,7 +252,14 @@ class VolumeBlob:
     """One version of one file on a volume."""
 
     def __init__(
-        self, tree: VolumeTree, name: str, route: str, state: FileState, linked: bool
+        self,
+        tree: VolumeTree,
+        name: str,
+        route: str,
+        state: FileState,
+        head: bytes,
+        *,
+        linked: bool,
     ) -> None:
         self.name = name
         self.size = state.size
@@ -255,9 +271,13 @@ class VolumeBlob:
         self._tree = tree
         self._route = route
         self._state = state
+        self._head = head
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return exactly the bytes asked for, of the version that was opened."""
+        if offset + length <= len(self._head) and not self._tree.resolved:
+            self._tree.on_read(length)
+            return self._head[offset : offset + length]
         return await self._tree.run(lambda: self._read(offset, length))
 
     def _read(self, offset: int, length: int) -> Buffer:
@@ -286,11 +306,19 @@ class VolumeBlob:
             raise SourceChanged(f"{self.name} changed in {self._tree.uri}")
 
 
-def _written_link(descriptor: int, size: int) -> str | None:
+def _look(descriptor: int) -> tuple[FileState, bytes]:
+    """Return a file's state and its first bytes in that state, none if it is being written."""
+    state = FileState.of(os.fstat(descriptor))
+    try:
+        head = os.pread(descriptor, min(state.size, _HEAD_BYTES), 0)
+    except OSError:  # whoever needs them will be told
+        return state, b""
+    return state, head if FileState.of(os.fstat(descriptor)) == state else b""
+
+
+def _written_link(head: bytes) -> str | None:
     """Return the target of a Hugging Face cache's link that a copy turned into a text file."""
-    if size > _MAX_WRITTEN_LINK:
-        return None
-    found = _WRITTEN_LINK.fullmatch(os.pread(descriptor, size, 0))
+    found = _WRITTEN_LINK.fullmatch(head)
     return found[1].decode() if found else None
 
 
