@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_E = TypeVar("_E", pb.StagedRevision, pb.LoadedAdapter)
 
 
 def adapters_affected(
@@ -21,14 +28,28 @@ def adapters_affected(
         new.health_message,
     ):
         return None
-    before, after = _contents(old), _contents(new)
+    staged, loaded = _apart(old.staged, new.staged), _apart(old.loaded, new.loaded)
+    before, after = (_contents(*each) for each in zip(staged, loaded, strict=True))
     return {(before.get(key) or after[key]) for key in before.keys() ^ after.keys()}
 
 
-def _contents(inventory: pb.Inventory) -> dict[bytes, str]:
+def _apart(old: Sequence[_E], new: Sequence[_E]) -> tuple[Sequence[_E], Sequence[_E]]:
+    """Return both without the entries that they begin and end with alike: all but one, mostly."""
+    shorter = min(len(old), len(new))
+    head = tail = 0
+    while head < shorter and old[head] == new[head]:
+        head += 1
+    while tail < shorter - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    return old[head : len(old) - tail], new[head : len(new) - tail]
+
+
+def _contents(
+    staged: Sequence[pb.StagedRevision], loaded: Sequence[pb.LoadedAdapter]
+) -> dict[bytes, str]:
     """Return adapters by what is worth a pass of each entry: not the counts of requests."""
-    found = {b"s" + _bytes(entry): entry.adapter for entry in inventory.staged}
-    for entry in inventory.loaded:
+    found = {b"s" + _bytes(entry): entry.adapter for entry in staged}
+    for entry in loaded:
         quiet = entry
         if entry.in_flight or entry.requests or entry.idle_seconds:
             quiet = pb.LoadedAdapter()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+from hypothesis import given
+from hypothesis import strategies as st
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.affected import adapters_affected
 from lorafleet_operator.api.v1alpha1 import EngineHealth
@@ -13,6 +16,9 @@ from lorafleet_operator.deletion import Waiting
 from lorafleet_operator.pool_pass import orphans, pool_status
 from lorafleet_operator.pool_planner import PoolPlanner, snapshot
 from operator_builders import adapter, engine, known, loaded, pool, staged
+
+if TYPE_CHECKING:
+    from random import Random
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -58,6 +64,31 @@ def test_running_requests_wake_nobody_and_a_new_start_of_vllm_wakes_all() -> Non
     restarted = engine("e", loaded(), engine_instance="i2").inventory
     assert adapters_affected(before, restarted, in_contact=True) is None
     assert adapters_affected(before, before, in_contact=False) is None
+
+
+_SEEN = st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 2), st.integers(0, 1)))
+
+
+@given(_SEEN, _SEEN, st.randoms())
+def test_a_change_concerns_whose_entries_differ_in_more_than_requests(
+    old: dict[str, tuple[int, int]], new: dict[str, tuple[int, int]], order: Random
+) -> None:
+    def inventory(seen: dict[str, tuple[int, int]]) -> pb.Inventory | None:
+        names = order.sample(sorted(seen), len(seen)) if order.random() < 0.5 else sorted(seen)
+        entries = [
+            loaded(
+                adapter=name, served_name=name, digest=f"d{seen[name][0]}", requests=seen[name][1]
+            )
+            for name in names
+        ]
+        content = [
+            pb.StagedRevision(adapter=name, digest=f"{name}{seen[name][0]}") for name in names
+        ]
+        return engine("e", *content, *entries).inventory
+
+    found = adapters_affected(inventory(old), inventory(new), in_contact=True)
+    versions = [{name: version for name, (version, _) in seen.items()} for seen in (old, new)]
+    assert found == {name for name, _ in versions[0].items() ^ versions[1].items()}
 
 
 def test_orphans_are_names_of_adapters_that_do_not_exist_in_a_namespace_that_is_served() -> None:
