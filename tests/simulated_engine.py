@@ -220,6 +220,8 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
                 if request.HasField("commit"):
                     break
                 content.update(request.chunk.data)
+            else:
+                return  # broken off: what came is no revision
         finally:
             self._reserved -= size
         revision = pb.StagedRevision(
