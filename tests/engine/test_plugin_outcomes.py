@@ -120,7 +120,7 @@ LORA_ENDPOINTS = [
     ("POST", "/v1/load_lora_adapter", {"lora_name": "evil", "lora_path": "PATH"}),
     ("POST", "/v1/unload_lora_adapter", {"lora_name": "t/counted"}),
     ("POST", "/adapters", {"name": "evil", "src": "PATH"}),
-    ("DELETE", "/adapters/t%2Fcounted", None),
+    ("DELETE", "/adapters/plain", None),
     ("POST", "/v1/load_lora_adapter/", {"lora_name": "evil", "lora_path": "PATH"}),
 ]
 
