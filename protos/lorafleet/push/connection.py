@@ -1,0 +1,158 @@
+"""How a trainer reaches the operator: addresses, certificates, tokens, and trying again."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from lorafleet.errors import AccessDenied, SourceNotFound
+from lorafleet.push.failures import OperatorUnreachable, from_call
+from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lorafleet.errors import LorafleetError
+
+T = TypeVar("T")
+Token = Callable[[], str] | Path | str
+PROJECTED_TOKEN: Final = Path("/var/run/secrets/lorafleet/token")
+"""Where docs/trainers.md has a trainer's pod mount its token."""
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Each connection is one of its own: a service's address may lead elsewhere the next time.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Where an operator is and how one proves who asks.
+
+    `token`: the text's source, asked anew for each call: a function or a file. `ca`: a PEM file, or
+    its bytes; None is the system's, and no TLS at all on loopback. `retry_seconds`: for how long what
+    may pass is tried again.
+    """
+
+    address: str
+    token: Token
+    ca: Path | bytes | None
+    retry_seconds: float
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what a call carries. Raises AccessDenied when there is no token to read."""
+        if callable(self.token):
+            found = self.token()
+        else:
+            try:
+                found = Path(self.token).read_text(encoding="utf-8")
+            except OSError as error:
+                raise AccessDenied(f"no token in {self.token}: {error.strerror}") from None
+        return (("authorization", f"Bearer {found.strip()}"),)
+
+    def targets(self) -> list[str]:
+        """Return all addresses of the service as ip:port, in the resolver's order."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            raise OperatorUnreachable(
+                f"{self.address} is no host:port that is known: {error}"
+            ) from None
+        return list(dict.fromkeys(_target(str(each[4][0]), int(each[4][1])) for each in found))
+
+    def channel(self, target: str) -> grpc.Channel:
+        """Return a new connection to one of them."""
+        host = self.address.rpartition(":")[0].strip("[]")
+        if (
+            self.ca is None
+            and ipaddress.ip_address(target.rpartition(":")[0].strip("[]")).is_loopback
+        ):
+            return grpc.insecure_channel(target, options=_OPTIONS)
+        names = (("grpc.ssl_target_name_override", host), ("grpc.default_authority", self.address))
+        roots = _read(self.ca) if isinstance(self.ca, Path) else self.ca
+        return grpc.secure_channel(
+            target, grpc.ssl_channel_credentials(roots), options=(*_OPTIONS, *names)
+        )
+
+
+class Connection:
+    """One channel at a time, to the replica that answered last. Not for several threads at once."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self._channel: grpc.Channel | None = None
+
+    def close(self) -> None:
+        """Let go of the channel; the next call makes another."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def call(self, ask: Callable[[pb_grpc.PushServiceStub, Any], T]) -> T:
+        """Return what `ask` makes of the service and the call's metadata, on a replica that takes it.
+
+        Raises what the operator says, or OperatorUnreachable, once `retry_seconds` are over or at
+        once when another try cannot help.
+        """
+        deadline = time.monotonic() + self.operator.retry_seconds
+        found: LorafleetError
+        for pause in _pauses():
+            try:
+                for target in self._round():
+                    try:
+                        return self._ask(target, ask)
+                    except grpc.RpcError as error:
+                        self.close()
+                        found, again = from_call(error, self.operator.address)
+                        if not again:
+                            raise found from None
+            except OperatorUnreachable as unknown:
+                found = unknown
+            if time.monotonic() + pause > deadline:
+                raise found
+            time.sleep(pause)
+        raise AssertionError("pauses end never")
+
+    def _ask(self, target: str, ask: Callable[[pb_grpc.PushServiceStub, Any], T]) -> T:
+        if self._channel is None:
+            self._channel = self.operator.channel(target)
+        stub = pb_grpc.PushServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        return ask(stub, self.operator.metadata())
+
+    def _round(self) -> Iterator[str]:
+        """Yield what to try: the connection there is, then every address of the service."""
+        if self._channel is not None:
+            yield ""
+        yield from self.operator.targets()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SourceNotFound(f"no certificates in {file}: {error.strerror}") from None
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause * random.uniform(0.5, 1)  # noqa: S311 - to spread trainers, not to hide
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _target(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

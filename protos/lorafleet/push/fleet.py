@@ -1,0 +1,152 @@
+"""What a trainer calls."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lorafleet.errors import InvalidAdapter, SourceNotFound
+from lorafleet.push import content as contents
+from lorafleet.push import peft_model
+from lorafleet.push.connection import PROJECTED_TOKEN, Connection, Operator
+from lorafleet.push.revision import Revision
+from lorafleet.push.safe_point import safe_point
+from lorafleet.push.sending import Sending
+from lorafleet.v1alpha1 import push_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lorafleet.push.connection import Token
+    from lorafleet.push.content import Content
+
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Fleet:
+    """A connection to the operator of a fleet, for one namespace.
+
+    `address`: host:port of the operator's push service; a name that has several addresses is tried at
+    each. `namespace`: by default the pod's own. `token`: a function, or the path of a projected
+    token's file; read anew for each call. `ca`: a PEM file's path or bytes; None: the system's, and
+    no TLS to a loopback address. `retry_seconds`: for how long a push is tried again when the operator
+    is away or the stream breaks.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        namespace: str = "",
+        *,
+        token: Token = PROJECTED_TOKEN,
+        ca: Path | str | bytes | None = None,
+        retry_seconds: float = 60.0,
+    ) -> None:
+        self.namespace = namespace or _own_namespace()
+        trusted = Path(ca) if isinstance(ca, str) else ca
+        self._operator = Operator(address, token, trusted, retry_seconds)
+        self._connection = Connection(self._operator)
+        self._turn = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def push(
+        self,
+        what: Any,
+        *,
+        name: str,
+        step: int = 0,
+        base_model: str = "",
+        pool: str = "",
+        pool_namespace: str = "",
+        served_name: str = "",
+        config: Any = None,
+        adapter: str = "default",
+        progress: Callable[[int, int], None] = lambda _sent, _of: None,
+    ) -> Revision | None:
+        """Push a revision of the LoRAAdapter `name`, and return when the operator has it.
+
+        `what`: a PEFT model in any wrapper, a state dict, the bytes of a safetensors file, or a
+        folder. A state dict and bytes need `config`: PEFT's, a dict, or adapter_config.json's text.
+        `base_model`, `pool`: needed for the first push of an adapter that there is no manifest of.
+        `adapter`: of PEFT's adapters in the model. `progress`: told (bytes sent, bytes to send).
+
+        Returns None in processes of a distributed training other than the main one: they take part
+        in gathering and send nothing. Raises errors of lorafleet.errors and of this package.
+        """
+        found = content_of(what, config, adapter)
+        if found is None:
+            return None
+        manifest = pb.PushManifest(
+            namespace=self.namespace,
+            name=name,
+            base_model=base_model,
+            pool=pool,
+            pool_namespace=pool_namespace,
+            served_name=served_name,
+            step=step,
+        )
+        return self.send(found, manifest, progress)
+
+    def send(
+        self, content: Content, manifest: pb.PushManifest, progress: Callable[[int, int], None]
+    ) -> Revision:
+        """Push `content` as what `manifest` names; the rest of the manifest is filled in."""
+        manifest.adapter_config = content.config
+        manifest.safetensors_header = content.header
+        del manifest.tensor_digests[:]
+        manifest.tensor_digests.extend(content.digests())
+        with self._turn:
+            committed = self._connection.call(Sending(manifest, content, progress))
+        return Revision(
+            namespace=manifest.namespace,
+            name=manifest.name,
+            revision=committed.revision,
+            step=manifest.step,
+            generation=committed.generation,
+            sent_bytes=committed.received_bytes,
+            unchanged=committed.unchanged,
+            served_name=manifest.served_name or f"{manifest.namespace}/{manifest.name}",
+            _operator=self._operator,
+        )
+
+    def safe_point(self, name: str, timeout: float = 3600.0) -> list[pb.GrownEngine]:
+        """Let the adapter's pool recycle engines that grew; return what became of each.
+
+        Returns when none is due and every engine serves what it should. Raises NotServed.
+        """
+        return safe_point(self._operator, self.namespace, name, timeout)
+
+
+def content_of(what: Any, config: Any, adapter: str) -> Content | None:
+    """Return what is to be pushed; None in a process that has nothing to send."""
+    if isinstance(what, (str, Path)):
+        if not Path(what).is_dir():
+            raise SourceNotFound(f"{what} is no folder")
+        return contents.from_folder(Path(what))
+    if isinstance(what, (bytes, bytearray, memoryview)):
+        return contents.from_bytes(what, config)
+    if isinstance(what, dict):
+        return contents.from_tensors(what, config, adapter=adapter)
+    if peft_model.is_module(what):
+        return peft_model.content_of(what, config, adapter)
+    raise InvalidAdapter(
+        f"a {type(what).__name__} cannot be pushed: give a PEFT model, a state dict, "
+        "bytes of a safetensors file or a folder"
+    )
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE.read_text(encoding="utf-8").strip()
+    except OSError:
+        raise InvalidAdapter(f"no namespace given, and none in {_NAMESPACE}") from None

@@ -1,0 +1,83 @@
+"""One push as push.proto has it: a manifest, the tensors that the operator lacks, a commit."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lorafleet.errors import TransferInterrupted
+from lorafleet.push.tensors import size_of
+from lorafleet.v1alpha1 import push_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lorafleet.push.content import Content
+    from lorafleet.v1alpha1.push_pb2_grpc import PushServiceStub
+
+
+class Sending:
+    """A push that may be tried several times; what came whole is not asked for again.
+
+    `progress` is told (bytes sent, bytes that the operator lacks), of the present try.
+    """
+
+    def __init__(
+        self,
+        manifest: pb.PushManifest,
+        content: Content,
+        progress: Callable[[int, int], None] = lambda _sent, _of: None,
+    ) -> None:
+        self._manifest = manifest
+        self._content = content
+        self._progress = progress
+
+    def __call__(self, stub: PushServiceStub, metadata: Any) -> pb.PushCommitted:
+        """Push once. Raises grpc.RpcError, and what reading a tensor raises."""
+        accepted = threading.Event()
+        missing: list[int] = []
+        failed: list[BaseException] = []
+
+        def requests() -> Iterator[pb.PushRequest]:
+            # gRPC asks for the next one when it has sent the one before: so memory is bounded.
+            yield pb.PushRequest(manifest=self._manifest)
+            accepted.wait()
+            try:
+                yield from self._pieces(missing)
+            except BaseException as error:
+                failed.append(error)
+                raise
+            yield pb.PushRequest(commit=pb.CommitPush())
+
+        call = stub.Push(requests(), metadata=metadata)
+        try:
+            for response in call:
+                if response.WhichOneof("message") == "committed":
+                    committed: pb.PushCommitted = response.committed
+                    return committed
+                missing += response.accepted.missing
+                accepted.set()
+        except BaseException:
+            if failed:
+                raise failed[0] from None
+            raise
+        finally:
+            missing.clear()
+            accepted.set()
+            with suppress(Exception):
+                call.cancel()
+        raise TransferInterrupted("the operator ended the push without an answer")
+
+    def _pieces(self, missing: Sequence[int]) -> Iterator[pb.PushRequest]:
+        tensors = self._content.tensors
+        lacking, sent = sum(size_of(tensors[index]) for index in missing), 0
+        self._progress(sent, lacking)
+        for index in tuple(missing):
+            offset = 0
+            for piece in tensors[index].pieces():
+                data = pb.PushedBytes(tensor=index, offset=offset, data=bytes(piece))
+                yield pb.PushRequest(bytes=data)
+                offset += len(piece)
+                sent += len(piece)
+                self._progress(sent, lacking)

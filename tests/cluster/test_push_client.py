@@ -1,0 +1,158 @@
+"""The trainers' library against a real operator, which asks a real API server who they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gated_fleet import GatedFleet
+from localstack import LocalStack
+from lorafleet.errors import AccessDenied, AdapterRejected
+from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
+from pushing import MODULE, PUSH_RULES, Content, account, token
+from servers import free_port
+from simulated_engine import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from kube_rest import KubeRest
+    from localcluster import LocalCluster
+
+CONFIG = Content.of(1, 2).config
+PLACE = {"name": "rl", "base_model": "tiny/simulated", "pool": "pool"}
+
+
+class Scene:
+    def __init__(self, fleet: GatedFleet, address: str, token_file: Path, start: Any) -> None:
+        self.fleet, self.address, self.token_file, self.start = fleet, address, token_file, start
+        self.operator = start()
+
+    def client(self, **more: Any) -> Fleet:
+        return Fleet(self.address, self.fleet.namespace, **{"token": self.token_file, **more})
+
+
+@pytest.fixture
+async def scene(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
+) -> AsyncIterator[Scene]:
+    made = GatedFleet(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
+    address = f"127.0.0.1:{free_port()}"
+    with LocalStack(tmp_path) as stack:
+        async with made:
+            for number in range(2):
+                await made.add(f"engine-{number}")
+            account(kube, namespace, "trainer", PUSH_RULES)
+            file = tmp_path / "token"
+            file.write_text(token(kube, namespace, "trainer") + "\n")
+
+            def start() -> Any:
+                return stack.start_operator(
+                    cluster.kubeconfig,
+                    LORAFLEET_NAMESPACES=namespace,
+                    LORAFLEET_PUSH_LISTEN=address,
+                    LORAFLEET_PUSH_DIR=str(tmp_path / "pushed"),
+                )
+
+            yield Scene(made, address, file, start)
+
+
+def tensors(a: float, b: float) -> dict[str, Any]:
+    return {
+        f"{MODULE}.lora_A.default.weight": np.full((2, 16), a, ml_dtypes.bfloat16),
+        f"{MODULE}.lora_B.default.weight": np.full((16, 2), b, ml_dtypes.bfloat16),
+    }
+
+
+def folder(path: Path, content: Content) -> Path:
+    path.mkdir()
+    (path / "adapter_config.json").write_bytes(content.config)
+    (path / "adapter_model.safetensors").write_bytes(safetensors(content))
+    return path
+
+
+def safetensors(content: Content) -> bytes:
+    header = content.header
+    return len(header).to_bytes(8, "little") + header + b"".join(content.tensors.values())
+
+
+async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path: Path) -> None:
+    with scene.client() as fleet:
+
+        def push(what: Any, step: int, **more: Any) -> Any:
+            return asyncio.to_thread(fleet.push, what, step=step, **PLACE, **more)
+
+        first = await push(folder(tmp_path / "first", Content.of(1, 2)), 1)
+        await asyncio.to_thread(first.wait, timeout=30)
+        assert first.sent_bytes == 128
+        assert first.served_name == f"{scene.fleet.namespace}/rl"
+        assert await asyncio.to_thread(first.staleness) == {"engine-0": 0, "engine-1": 0}
+        pinned = await asyncio.to_thread(first.pinned)
+        assert pinned.startswith(f"{first.served_name}@sha256:")
+
+        seen: list[tuple[int, int]] = []
+        second = await push(
+            safetensors(Content.of(1, 3)),
+            2,
+            config=CONFIG,
+            progress=lambda *now: seen.append(now),
+        )
+        assert second.sent_bytes == 64
+        assert seen == [(0, 64), (64, 64)]
+        await asyncio.to_thread(second.wait, 2, 30)
+
+        third = await push(tensors(1, 2), 3, config=CONFIG)
+        assert third.sent_bytes == 128
+        await asyncio.to_thread(third.wait, "all", 30)
+        again = await push(tensors(1, 2), 4, config=CONFIG)
+        assert (again.sent_bytes, again.unchanged, again.revision) == (0, True, third.revision)
+        with pytest.raises(Overtaken, match="was overtaken by"):
+            await asyncio.to_thread(first.wait, timeout=10)
+        with pytest.raises(NotServed, match=r"2 engines serve .* after 0.5 s, 3 were waited for"):
+            await asyncio.to_thread(again.wait, 3, 0.5)
+
+
+async def test_a_push_outlasts_an_operator_that_is_away(scene: Scene) -> None:
+    async with AsyncFleet(
+        scene.address, scene.fleet.namespace, token=scene.token_file.read_text
+    ) as fleet:
+        options = {"config": CONFIG, **PLACE}
+        first = await fleet.push(tensors(1, 2), step=1, **options)
+        assert first is not None
+        await first.wait(timeout=30)
+        scene.operator.process.popen.kill()
+        scene.operator.process.popen.wait()
+        pushing = asyncio.create_task(fleet.push(tensors(1, 3), step=2, **options))
+        await asyncio.sleep(0.5)
+        assert not pushing.done()
+        scene.start()
+        second = await pushing
+        assert second is not None
+        assert second.revision.sent_bytes == 64
+        await second.wait(timeout=30)
+        assert await second.staleness() == {"engine-0": 0, "engine-1": 0}
+
+
+async def test_refusals_are_one_line_and_not_tried_again(scene: Scene, tmp_path: Path) -> None:
+    def push(fleet: Fleet, what: Any, **more: Any) -> Any:
+        return asyncio.to_thread(fleet.push, what, **{**PLACE, "config": CONFIG, **more})
+
+    with pytest.raises(AccessDenied, match="no token in"):
+        await push(scene.client(token=tmp_path / "none"), tensors(1, 2))
+    with pytest.raises(AccessDenied, match="not valid for audience"):
+        await push(scene.client(token=lambda: "a.b.c"), tensors(1, 2))
+    with pytest.raises(AdapterRejected, match="names no pool"):
+        await push(scene.client(), tensors(1, 2), pool="")
+    with pytest.raises(AdapterRejected, match="DoRA is not supported"):
+        await push(
+            scene.client(),
+            tensors(1, 2),
+            config={"peft_type": "LORA", "r": 2, "lora_alpha": 2, "use_dora": True},
+        )
+    nobody = Fleet(f"127.0.0.1:{free_port()}", "a", token=lambda: "t", retry_seconds=0.3)
+    with pytest.raises(OperatorUnreachable, match="no operator answers at "):
+        await push(nobody, tensors(1, 2))
