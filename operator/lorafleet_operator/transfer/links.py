@@ -187,15 +187,16 @@ class EngineLink:
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
-            heart = group.create_task(self._beat())
-            renewal = group.create_task(self._renew())
+            beside = [group.create_task(self._beat())]
+            if self._certificates is not None:
+                beside.append(group.create_task(self._renew()))
             first = True
             async for inventory in self.client.watch():
                 self._accept(inventory, restart=first)
                 first = False
                 await self._learn_profile()
-            heart.cancel()
-            renewal.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _beat(self) -> None:
         """Ask after each silence: a stream to a dead node stays silent for a long time."""
