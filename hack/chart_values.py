@@ -32,6 +32,8 @@ _TYPES: Final = {bool: "boolean", int: "integer", str: "string", list: "array", 
 _BY_THE_CHART: Final = {
     "namespaces", "tls_dir", "tls_server_name", "volume_root", "listen", "shards",
     "lease_namespace", "lease_name", "identity", "crash_at",
+    "push_listen", "push_dir", "push_tls_dir", "push_audience", "push_bytes",
+    "push_namespace_bytes", "push_revisions",
 }  # fmt: skip
 """Settings that follow from other values, or are for tests."""
 

@@ -56,6 +56,15 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
         "tls.engineNamespaces={team-a}",
         "crds.enabled=false",
     ),
+    "push": (
+        *_PLAIN,
+        "namespaces={team-a}",
+        "networkPolicy.enabled=true",
+        "push.enabled=true",
+        "push.tls.names={push.example}",
+        "push.spool.claim=pushed",
+        "push.limits.revisions=5",
+    ),
     "monitored": (
         *_PLAIN,
         "tls.mode=none",

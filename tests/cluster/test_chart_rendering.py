@@ -1,4 +1,4 @@
-"""The chart with six sets of values: golden, linted, and taken by a real API server."""
+"""The chart with its sets of values: golden, linted, and taken by a real API server."""
 
 from __future__ import annotations
 

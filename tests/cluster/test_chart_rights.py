@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from kube_rest import KubeRest
     from localcluster import LocalCluster
 
-MODES = {"cluster": (), "namespaced": ("namespaces={team-a}",)}
+PUSH = ("push.enabled=true", "push.tls.secret=push")
+MODES = {
+    "cluster": (),
+    "namespaced": ("namespaces={team-a}",),
+    "push": ("namespaces={team-a}", *PUSH),
+    "cluster-push": PUSH,
+}
 ELSEWHERE = "team-b"
 
 

@@ -70,6 +70,23 @@ WRONG = {
         ["namespaces={a}", 'volumes:=[{"namespace": "b", "claimName": "c"}]'],
         "volumes has a claim for b, which is not in namespaces: no adapter there is served",
     ),
+    "pushes and two replicas": (
+        ["push.enabled=true", "replicas=2"],
+        "push.enabled is true and replicas is 2: pushes are kept by one replica; set replicas to 1",
+    ),
+    "pushes without a certificate": (
+        ["push.enabled=true", "tls.mode=none"],
+        "push.enabled is true and tls.mode is none: name the Secret with the certificate",
+    ),
+    "names for a given certificate": (
+        ["push.tls.secret=mine", "push.tls.names={a}"],
+        "push.tls.names are for a certificate that is made, but push.tls.secret is mine",
+    ),
+    "more for a namespace than for all": (
+        ["push.limits.bytes=2000000"],
+        "push.limits.namespaceBytes is 17179869184, more than push.limits.bytes with 2000000",
+    ),
+    "no audience": (["push.audience="], "at '/push/audience': minLength: got 0, want 1"),
 }
 LACKING = {
     "no cert-manager": (

@@ -31,6 +31,20 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with .Values.push }}
+{{- if and .enabled (gt (int $.Values.replicas) 1) }}
+{{- fail (printf "push.enabled is true and replicas is %d: pushes are kept by one replica; set replicas to 1" (int $.Values.replicas)) }}
+{{- end }}
+{{- if and .enabled (not .tls.secret) (has $tls.mode (list "secret" "none")) }}
+{{- fail (printf "push.enabled is true and tls.mode is %s: name the Secret with the certificate of the service in push.tls.secret" $tls.mode) }}
+{{- end }}
+{{- if and .tls.secret .tls.names }}
+{{- fail (printf "push.tls.names are for a certificate that is made, but push.tls.secret is %s: leave one of them empty" .tls.secret) }}
+{{- end }}
+{{- if gt (int64 .limits.namespaceBytes) (int64 .limits.bytes) }}
+{{- fail (printf "push.limits.namespaceBytes is %d, more than push.limits.bytes with %d" (int64 .limits.namespaceBytes) (int64 .limits.bytes)) }}
+{{- end }}
+{{- end }}
 {{- $monitoring := "install the Prometheus operator first, or set it to false (for helm template: --api-versions monitoring.coreos.com/v1/" }}
 {{- if and .Values.metrics.podMonitor.enabled (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor")) }}
 {{- fail (printf "metrics.podMonitor.enabled is true, but the cluster has no monitoring.coreos.com/v1 PodMonitor: %sPodMonitor)" $monitoring) }}

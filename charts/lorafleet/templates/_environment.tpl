@@ -24,6 +24,24 @@
 - name: LORAFLEET_VOLUME_ROOT
   value: /volumes
 {{- end }}
+{{- with .Values.push }}
+{{- if .enabled }}
+- name: LORAFLEET_PUSH_LISTEN
+  value: 0.0.0.0:9443
+- name: LORAFLEET_PUSH_DIR
+  value: /pushed
+- name: LORAFLEET_PUSH_TLS_DIR
+  value: /push-tls
+- name: LORAFLEET_PUSH_AUDIENCE
+  value: {{ .audience | quote }}
+- name: LORAFLEET_PUSH_BYTES
+  value: {{ .limits.bytes | int64 | quote }}
+- name: LORAFLEET_PUSH_NAMESPACE_BYTES
+  value: {{ .limits.namespaceBytes | int64 | quote }}
+- name: LORAFLEET_PUSH_REVISIONS
+  value: {{ .limits.revisions | quote }}
+{{- end }}
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 - name: LORAFLEET_{{ $name }}
   value: {{ $value | toString | quote }}

@@ -25,6 +25,29 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else if ne .Values.tls.mode "none" }}{{ .Release.Name }}-tls{{ end }}
 {{- end }}
 
+{{- /* Name of the Secret with the certificate that trainers see. */ -}}
+{{- define "lorafleet.pushSecret" -}}
+{{ .Values.push.tls.secret | default (printf "%s-push-tls" .Release.Name) }}
+{{- end }}
+
+{{- /* The Secrets that the chart has certificates made for: a JSON list of {namespace, secret, names} under "wanted". */ -}}
+{{- define "lorafleet.certificates" -}}
+{{- $wanted := list (dict "namespace" .Release.Namespace "secret" (include "lorafleet.tlsSecret" .) "names" (list "operator.lorafleet")) }}
+{{- if and .Values.push.enabled (not .Values.push.tls.secret) }}
+{{- $service := printf "%s-push.%s.svc" .Release.Name .Release.Namespace }}
+{{- $names := concat (list $service (printf "%s.cluster.local" $service)) .Values.push.tls.names }}
+{{- $wanted = append $wanted (dict "namespace" .Release.Namespace "secret" (include "lorafleet.pushSecret" .) "names" $names) }}
+{{- end }}
+{{- range (include "lorafleet.engineNamespaces" . | fromJson).names }}
+{{- $names := list (printf "%s.engines.lorafleet" .) }}
+{{- with $.Values.tls.serverName | replace "{namespace}" . }}
+{{- if not (or (contains "{" .) (has . $names)) }}{{ $names = prepend $names . }}{{ end }}
+{{- end }}
+{{- $wanted = append $wanted (dict "namespace" . "secret" $.Values.tls.sidecarSecret "names" $names) }}
+{{- end }}
+{{- dict "wanted" $wanted | toJson }}
+{{- end }}
+
 {{- /* Namespaces of engines, as a JSON list under "names". */ -}}
 {{- define "lorafleet.engineNamespaces" -}}
 {{ dict "names" (.Values.tls.engineNamespaces | default .Values.namespaces) | toJson }}
@@ -36,6 +59,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [loraadapters, enginepools]
   # patch: the finalizer and the framework's annotations.
   verbs: [get, list, watch, patch]
+{{- if .Values.push.enabled }}
+- apiGroups: [lorafleet.dev]
+  # Of trainers that push and may create them, as the API server says.
+  resources: [loraadapters]
+  verbs: [create]
+{{- end }}
 - apiGroups: [lorafleet.dev]
   resources: [adaptergrants]
   verbs: [list, watch]
@@ -67,6 +96,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, create, patch, delete]
+{{- end }}
+
+{{- /* What it asks the API server of those who push; there are no such questions in one namespace. */ -}}
+{{- define "lorafleet.reviews" -}}
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
 {{- end }}
 
 {{- /* What it may do in its own namespace: hold the leases of its shards; see cluster/leases.py. */ -}}
