@@ -94,6 +94,9 @@ class Trainer:
     namespace: str
     name: str = "rl"
     pool: str = "pool"
+    authority: bytes = b""
+    """The certificate to trust, as PEM. Empty: no TLS."""
+    server_name: str = ""
     sent: list[int] = field(default_factory=list)
     """Tensors that the operator asked for, of all pushes."""
 
@@ -119,12 +122,13 @@ class Trainer:
         *,
         stop_after: int = 99,
         arrived: Callable[[], bool] = lambda: True,
+        seconds: float = 30,
         **more: Any,
     ) -> pb.PushCommitted:
         """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`."""
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        async with self.channel() as channel:
             call = pb_grpc.PushServiceStub(channel).Push(
-                metadata=self.metadata, wait_for_ready=True, timeout=30
+                metadata=self.metadata, wait_for_ready=True, timeout=seconds
             )
             await call.write(pb.PushRequest(manifest=self.manifest(content, step, **more)))
             answer = await call.read()
@@ -147,6 +151,15 @@ class Trainer:
             if answer is grpc.aio.EOF:
                 await call
             return answer.committed
+
+    def channel(self) -> grpc.aio.Channel:
+        """Return a channel to the operator, not connected yet."""
+        if not self.authority:
+            return grpc.aio.insecure_channel(self.address)
+        options = (("grpc.ssl_target_name_override", self.server_name),)
+        return grpc.aio.secure_channel(
+            self.address, grpc.ssl_channel_credentials(self.authority), options
+        )
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
