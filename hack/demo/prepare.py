@@ -11,6 +11,8 @@ from demo.screen import step
 from demo.styles import STYLES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from localstack import LocalStack
     from processes import LocalProcess
 
@@ -54,13 +56,14 @@ def model(stack: LocalStack) -> None:
     stack.start("model", [sys.executable, "-m", "demo.model", MODEL]).wait()
 
 
-def start_training(stack: LocalStack) -> LocalProcess | None:
-    """Start to train the adapters that the cache lacks; None if it lacks none."""
-    missing = [style.name for style in STYLES if not adapter(style.name).is_dir()]
+def start_training(stack: LocalStack, names: Sequence[str] | None = None) -> LocalProcess | None:
+    """Start to train those adapters, by default all, that the cache lacks; None if it lacks none."""
+    wanted = [style.name for style in STYLES] if names is None else names
+    missing = [name for name in wanted if not adapter(name).is_dir()]
     if not missing:
         return None
     step(f"training {', '.join(missing)} (20 to 60 s each, once)")
-    command = [sys.executable, "-m", "demo.train", str(MODEL), str(ADAPTERS)]
+    command = [sys.executable, "-m", "demo.train", str(MODEL), str(ADAPTERS), *missing]
     # Threads that wait for one another are slow beside the builds and the engine's start.
     return stack.start("training", command, {"OMP_NUM_THREADS": "1"})
 

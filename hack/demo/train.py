@@ -1,6 +1,6 @@
 """Trains the demo's adapters with PEFT, about 16 s of one core each.
 
-Run as `python -m demo.train MODEL CACHE`: each style that CACHE lacks is trained and saved as
+Run as `python -m demo.train MODEL CACHE STYLE...`: each style that CACHE lacks is trained and saved as
 `CACHE/<style>-<recipe key>/`, an ordinary PEFT directory.
 """
 
@@ -76,10 +76,10 @@ def train(model_directory: Path, style: Style, target: Path) -> float:
     return loss
 
 
-def main(model_directory: Path, cache: Path) -> None:
-    """Train every style that the cache lacks, saying so line by line."""
+def main(model_directory: Path, cache: Path, names: list[str]) -> None:
+    """Train those styles that the cache lacks, saying so line by line."""
     cache.mkdir(parents=True, exist_ok=True)
-    for style in STYLES:
+    for style in (style for style in STYLES if style.name in names):
         target = adapter_directory(cache, style)
         if target.is_dir():
             continue
@@ -90,4 +90,4 @@ def main(model_directory: Path, cache: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -50,7 +50,6 @@ _LEFT_OUT = (
     "usr/lib/x86_64-linux-gnu/gconv",
     "usr/lib/python3.11/lib2to3",
     "usr/lib/python3.11/pydoc_data",
-    "usr/lib/python3.11/unittest",
     "usr/sbin",
     "etc/ca-certificates",
 )

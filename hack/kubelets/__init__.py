@@ -1,6 +1,6 @@
 """A real cluster of two nodes on this one machine, for the walk of a new user.
 
-    hack/nodes up                      starts it, prints how to use it
+    hack/nodes up IMAGE.tar...         starts it, prints how to use it
     hack/nodes load IMAGE.tar...       gives every node an image
     hack/nodes down                    ends it and puts everything back
 

@@ -15,10 +15,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="hack/nodes", description="two real nodes on one machine")
     parser.add_argument("verb", choices=["up", "load", "down", "can"])
     parser.add_argument("images", type=Path, nargs="*", help="OCI archives")
+    parser.add_argument(
+        "--share", metavar="NAME=FOLDER", action="append", default=[], help="seen as /srv/NAME"
+    )
     arguments = parser.parse_args()
     try:
         if arguments.verb == "up":
-            cluster.up(arguments.images)
+            pairs = (pair.split("=", 1) for pair in arguments.share)
+            cluster.up(arguments.images, {name: Path(folder) for name, folder in pairs})
             print(f"export KUBECONFIG={cluster.KUBECONFIG}")
         elif arguments.verb == "load":
             for archive in arguments.images:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -30,7 +31,7 @@ from kubelets.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 KUBECONFIG = DIRECTORY / "kubeconfig"
@@ -68,14 +69,17 @@ def refusal() -> str | None:
     return None
 
 
-def up(images: Sequence[Path]) -> None:
-    """Start everything; return when both nodes are Ready. What fails is taken down again."""
+def up(images: Sequence[Path], shared: Mapping[str, Path] | None = None) -> None:
+    """Start everything; return when both nodes are Ready. What fails is taken down again.
+
+    Nodes see the folders `shared` under /srv by their names.
+    """
     if reason := refusal():
         raise NodesFailed(reason)
     if network.exists():
         raise NodesFailed("a cluster is up already on this machine: hack/nodes down")
     try:
-        _start(images)
+        _start(images, shared or {})
     except BaseException:
         down(keep_logs=True)
         raise
@@ -99,6 +103,11 @@ def load(archive: Path) -> None:
         _enter(node, "images", "import", archive.resolve())
 
 
+def adopt(process: record.Started) -> None:
+    """Let `down` end this process too."""
+    record.write(_RECORD, [*record.read(_RECORD), process])
+
+
 def _enter(node: Node, *arguments: str | Path) -> None:
     """Run containerd's client in the node."""
     pid = psutil.Process(_of(node.name).pid).children()[0].pid
@@ -115,12 +124,14 @@ def _of(name: str) -> record.Started:
     raise NodesFailed(f"{name} is not up: hack/nodes up")
 
 
-def _start(images: Sequence[Path]) -> None:
+def _start(images: Sequence[Path], shared: Mapping[str, Path]) -> None:
     began = time.monotonic()
     for folder in ("logs", "images", *(node.name for node in NODES)):
         (DIRECTORY / folder).mkdir(parents=True, exist_ok=True)
     for archive in images:
         shutil.copy(archive, _IMAGES)
+    found = {name: str(folder.resolve(strict=True)) for name, folder in shared.items()}
+    (DIRECTORY / "shared.json").write_text(json.dumps(found))
     write_pki(DIRECTORY / "pki", addresses=(MACHINE, FIRST_SERVICE), kubelet_client=True)
     _write_users()
     (DIRECTORY / "Corefile").write_text(settings.name_server(KUBECONFIG))

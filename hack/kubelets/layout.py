@@ -20,6 +20,8 @@ FIRST_SERVICE = "10.96.0.1"
 PODS = "10.88.0.0/16"
 DOMAIN = "cluster.local"
 CGROUP_PREFIX = "lorafleet-"
+SHARED = Path("/srv")
+"""Where nodes see folders of the machine, read-only."""
 PAUSE_IMAGE = "localhost/pause:1"
 
 

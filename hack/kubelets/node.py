@@ -7,6 +7,7 @@ one of the three ends, it ends, and the kernel ends everything else in the node.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kubelets import settings
 from kubelets.binaries import environment, find
-from kubelets.layout import DIRECTORY, MACHINE, NODES, Node
+from kubelets.layout import DIRECTORY, MACHINE, NODES, SHARED, Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +33,18 @@ def _run(*command: str | Path) -> None:
 
 
 def _private_mounts(node: Node) -> None:
-    """Mounts that the machine does not see, and a /run that holds nothing of the machine's."""
+    """Mounts that the machine does not see: a /run with nothing of the machine's, what it shares."""
     _run("mount", "--make-rprivate", "/")
     # The kubelet's volumes must be seen by containers started later.
     _run("mount", "-t", "tmpfs", "-o", "mode=755", "lorafleet-run", "/run")
     for folder in ("/run/containerd", "/run/netns", "/run/ipam"):
         Path(folder).mkdir(parents=True)
+    _run("mount", "-t", "tmpfs", "-o", "mode=755", "lorafleet-srv", SHARED)
+    for name, source in json.loads((DIRECTORY / "shared.json").read_text()).items():
+        target = SHARED / name
+        target.mkdir()
+        _run("mount", "--bind", source, target)
+        _run("mount", "-o", "remount,bind,ro", target)
     socket.sethostname(node.name)
 
 
