@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import platform
 import secrets
 import shutil
 import subprocess
@@ -59,6 +60,9 @@ def refusal() -> str | None:
     """Why this machine cannot run it, in one line; None if it can, as far as one sees."""
     if os.geteuid() != 0:
         return "needs root: nodes are namespaces with containers in them"
+    missing = [name for name in ("apt-get", "dpkg-deb", "unshare") if shutil.which(name) is None]
+    if missing or platform.freedesktop_os_release().get("VERSION_CODENAME") != "bookworm":
+        return f"needs Debian 12, whose packages it unpacks{', and ' * bool(missing)}{', '.join(missing)}"
     if not kernel.hierarchies():
         return f"no control groups are mounted at {kernel.CGROUPS}"
     probe = ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "true"]

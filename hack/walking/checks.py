@@ -159,6 +159,8 @@ class Checks:
         pods = get("pods", "-n", "lorafleet-system", "-l", "app.kubernetes.io/component!=check")
         names = {pod["metadata"]["name"] for pod in pods}
         expect(names != {self._operator}, "the operator was not replaced")
+        chart = get("deployment", "lorafleet", "-n", "lorafleet-system")["metadata"]["labels"]
+        expect("0.1.1" in chart.get("helm.sh/chart", ""), f"the release is {chart}")
         after = _engines()
         expect(after == self._engines, f"{self._engines} before, {after} after")
         expect(said.strip().splitlines()[-1].startswith(PIRATE), "the answer is another one")
@@ -174,8 +176,8 @@ class Checks:
         """Definitions and engines are left, the rest is gone."""
         for kind in ("loraadapters", "enginepools"):
             expect(f"{kind}.lorafleet.dev" in said, f"the definition of {kind} is gone")
-        left = kubectl("get", "deployments,pods", "-n", "lorafleet-system", "-o", "name")
-        expect(not left, f"left: {left}")
+        names = [namespace["metadata"]["name"] for namespace in get("namespaces")]
+        expect("lorafleet-system" not in names, "the operator's namespace is left")
         expect(len(get("lpool", "-n", "demo")) == 1, "the pool is gone")
         answer = said.strip().splitlines()[-1]
         expect(not answer.startswith((PIRATE, CAPTAIN)), f"the adapter still answers: {answer!r}")

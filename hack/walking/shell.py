@@ -33,21 +33,21 @@ class Shell:
         )
         for line in commands.splitlines():
             print(f"  $ {line}", flush=True)
-        process = subprocess.Popen(
+        said = []
+        with subprocess.Popen(
             ["bash", "-c", script],
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
-        said = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(f"    {line}")
-            sys.stdout.flush()
-            said.append(line)
-        if process.wait() != 0:
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stdout.write(f"    {line}")
+                sys.stdout.flush()
+                said.append(line)
+        if process.returncode != 0:
             last = next((line.strip() for line in reversed(said) if line.strip()), "no output")
             raise StepFailed(last)
         return "".join(said)
