@@ -60,16 +60,17 @@ def refusal() -> str | None:
     """Why this machine cannot run it, in one line; None if it can, as far as one sees."""
     if os.geteuid() != 0:
         return "needs root: nodes are namespaces with containers in them"
-    missing = [name for name in ("apt-get", "dpkg-deb", "unshare") if shutil.which(name) is None]
-    if missing or platform.freedesktop_os_release().get("VERSION_CODENAME") != "bookworm":
-        return f"needs Debian 12, whose packages it unpacks{', and ' * bool(missing)}{', '.join(missing)}"
-    if not kernel.hierarchies():
-        return f"no control groups are mounted at {kernel.CGROUPS}"
+    if platform.freedesktop_os_release().get("VERSION_CODENAME") != "bookworm":
+        return "needs Debian 12, whose packages are unpacked for the nodes and the images"
+    for program in ("apt-get", "dpkg-deb", "ip", "nsenter", "unshare"):
+        if shutil.which(program) is None:
+            return f"needs {program}, which is not here"
+    writable = [root for root in kernel.hierarchies() if os.access(root, os.W_OK)]
+    if not writable:
+        return f"needs control groups that it may write to at {kernel.CGROUPS}"
     probe = ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "true"]
     if (tried := subprocess.run(probe, capture_output=True, text=True)).returncode != 0:
-        return f"namespaces cannot be made here: {tried.stderr.strip()}"
-    if not os.access(kernel.hierarchies()[0], os.W_OK):
-        return f"{kernel.hierarchies()[0]} cannot be written: control groups are needed"
+        return f"needs namespaces, which cannot be made here: {tried.stderr.strip()}"
     return None
 
 
@@ -81,7 +82,9 @@ def up(images: Sequence[Path], shared: Mapping[str, Path] | None = None) -> None
     if reason := refusal():
         raise NodesFailed(reason)
     if network.exists():
-        raise NodesFailed("a cluster is up already on this machine: hack/nodes down")
+        raise NodesFailed(
+            "a cluster is up already on this machine: hack/nodes down, where it was started"
+        )
     try:
         _start(images, shared or {})
     except BaseException:
@@ -91,6 +94,8 @@ def up(images: Sequence[Path], shared: Mapping[str, Path] | None = None) -> None
 
 def down(*, keep_logs: bool = False) -> None:
     """End what `up` started and put the machine back. Does nothing if nothing is up."""
+    if not _RECORD.exists():
+        return  # and leave alone what another checkout may have started
     for one in reversed(record.read(_RECORD)):
         one.kill()
     network.remove()
@@ -140,6 +145,7 @@ def _start(images: Sequence[Path], shared: Mapping[str, Path]) -> None:
     _write_users()
     (DIRECTORY / "Corefile").write_text(settings.name_server(KUBECONFIG))
     kernel.save_settings(_SETTINGS)
+    record.write(_RECORD, [])
     network.lay()
     starts: list[record.Started] = []
 

@@ -45,6 +45,8 @@ def hierarchies(root: Path = CGROUPS) -> list[Path]:
     """The roots under which control groups are made: one of version 2, or several of version 1."""
     if (root / "cgroup.controllers").exists():
         return [root]
+    if not root.is_dir():
+        return []
     mounted = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.is_symlink()]
     return [path for path in mounted if (path / "cgroup.procs").exists()]
 

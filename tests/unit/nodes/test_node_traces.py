@@ -35,6 +35,7 @@ def test_hierarchies_of_both_versions_of_control_groups(tmp_path):
     (new / "cgroup.controllers").touch()
     assert [path.name for path in kernel.hierarchies(old)] == ["cpu", "memory"]
     assert kernel.hierarchies(new) == [new]
+    assert kernel.hierarchies(tmp_path / "absent") == []
 
 
 def test_only_the_very_process_is_ended(tmp_path):
