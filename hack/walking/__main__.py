@@ -37,9 +37,10 @@ def walk() -> None:
                         checks.before_upgrade()
                     for found in checks.of[step.title](shell.run(step.commands)):
                         print(f"  ok: {found}", flush=True)
-                except StepFailed as failure:
+                except (StepFailed, LookupError, ValueError) as failure:
                     tell_state()
-                    raise StepFailed(f"{step.title}: {failure}") from failure
+                    told = str(failure) if isinstance(failure, StepFailed) else repr(failure)
+                    raise StepFailed(f"{step.title}: {told}") from failure
         finally:
             cluster.down(keep_logs=True)
     print(f"\nthe walk took {time.monotonic() - began:.0f} s")

@@ -77,8 +77,7 @@ class Checks:
     def install(self, said: str) -> Iterator[str]:
         """The operator runs under the restricted profile and its test passed."""
         expect("Phase:          Succeeded" in said, "helm test did not succeed")
-        (pod,) = get("pods", "-n", "lorafleet-system", "-l", "app.kubernetes.io/component!=check")
-        self._operator = pod["metadata"]["name"]
+        pod = _operator()
         yield from _restricted(pod, "lorafleet-system")
 
     def engines(self, said: str) -> Iterator[str]:
@@ -151,14 +150,11 @@ class Checks:
     def before_upgrade(self) -> None:
         """Keep what the upgrade may not change."""
         self._engines = _engines()
-        (pod,) = get("pods", "-n", "lorafleet-system", "-l", "app.kubernetes.io/component!=check")
-        self._operator = pod["metadata"]["name"]
+        self._operator = _operator()["metadata"]["name"]
 
     def upgrade(self, said: str) -> Iterator[str]:
         """Another operator; the engines' pods and their counters are the same."""
-        pods = get("pods", "-n", "lorafleet-system", "-l", "app.kubernetes.io/component!=check")
-        names = {pod["metadata"]["name"] for pod in pods}
-        expect(names != {self._operator}, "the operator was not replaced")
+        expect(_operator()["metadata"]["name"] != self._operator, "the operator was not replaced")
         chart = get("deployment", "lorafleet", "-n", "lorafleet-system")["metadata"]["labels"]
         expect("0.1.1" in chart.get("helm.sh/chart", ""), f"the release is {chart}")
         after = _engines()
@@ -205,6 +201,17 @@ def _condition(found: Any, kind: str) -> str:
         if condition["type"] == kind:
             return str(condition["status"])
     return "absent"
+
+
+def _operator() -> Any:
+    """The operator's pod: the one that a Deployment made and nobody has deleted."""
+    made = [
+        pod
+        for pod in get("pods", "-n", "lorafleet-system")
+        if pod["metadata"].get("ownerReferences") and "deletionTimestamp" not in pod["metadata"]
+    ]
+    expect(len(made) == 1, f"{len(made)} pods of the operator, 1 expected")
+    return made[0]
 
 
 def _restricted(pod: Any, namespace: str) -> Iterator[str]:
