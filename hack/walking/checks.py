@@ -165,7 +165,7 @@ class Checks:
     def stranger(self, said: str) -> Iterator[str]:
         """Whoever has no certificate is refused; vLLM offers no way around."""
         expect(said.count("refused") == 2, "the sidecar answers somebody without a certificate")
-        expect(said.count("_lora_adapter: 404") == 2, "vLLM lets others change its adapters")
+        expect(said.count("_lora_adapter: 403") == 2, "vLLM lets others change its adapters")
         yield "the sidecar's port and vLLM's adapter endpoints are closed to other pods"
 
     def uninstall(self, said: str) -> Iterator[str]:
