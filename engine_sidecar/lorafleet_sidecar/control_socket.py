@@ -8,6 +8,7 @@ import httpx
 from lorafleet.errors import EngineRejected, EngineUnreachable
 from lorafleet.profile import EngineProfile
 
+from lorafleet_sidecar.engine_answers import ask
 from lorafleet_sidecar.observed import EngineState, Handshake
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class ControlSocket:
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float
     ) -> httpx.Response:
         try:
-            response = await self._http.request(method, path, json=body, timeout=seconds)
+            response = await ask(self._http, method, path, json=body, timeout=seconds)
             self._listening = True
             return response
         except httpx.ConnectError as error:
@@ -193,7 +194,7 @@ def _raise_for_status(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:
-        text = str(response.json()["error"])
+        text = str(response.json()["error"])[:2000]
     except (ValueError, KeyError, TypeError):
         text = " ".join(response.text.split())[:300]
     # An empty text is never passed on: AssertionError of vLLM has none.

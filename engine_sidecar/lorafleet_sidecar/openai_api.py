@@ -10,6 +10,8 @@ import httpx
 from lorafleet.errors import EngineRejected, EngineUnreachable
 from prometheus_client.parser import text_string_to_metric_families
 
+from lorafleet_sidecar.engine_answers import ask
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -76,8 +78,8 @@ class OpenAiApi:
     async def healthy(self) -> bool:
         """Whether /health answers 200."""
         try:
-            return (await self._http.get("/health")).is_success
-        except httpx.HTTPError:
+            return (await ask(self._http, "GET", "/health")).is_success
+        except (httpx.HTTPError, EngineRejected):
             return False
 
     async def models(self) -> list[ModelCard]:
@@ -165,9 +167,7 @@ class OpenAiApi:
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
-            return await self._http.request(
-                method, path, json=body, headers=headers, timeout=seconds
-            )
+            return await ask(self._http, method, path, json=body, headers=headers, timeout=seconds)
         except httpx.TimeoutException as error:
             message = f"engine did not answer {path} within {seconds:g} s"
             raise EngineUnreachable(message) from error
