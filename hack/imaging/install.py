@@ -26,6 +26,12 @@ def main(context: Path, target: Path) -> None:
             shutil.rmtree(folder)
     for lock in target.glob(".lock"):
         lock.unlink()
+    # The installer's note of when it saw a wheel: with it no two builds would be the same.
+    for note in target.glob("*.dist-info/uv_cache.json"):
+        note.unlink()
+        listed = note.with_name("RECORD")
+        lines = listed.read_text().splitlines(keepends=True)
+        listed.write_text("".join(line for line in lines if f"/{note.name}," not in line))
     compileall.compile_dir(
         target, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
     )
