@@ -49,6 +49,8 @@ class Placed:
     lost_name: bool = False
     """Whether it may be served nowhere: an older adapter owns the served name, or pool or name are
     another namespace's and not granted."""
+    gone_names: frozenset[str] = frozenset()
+    """Names under which engines still serve it, and which are another adapter's by now."""
     sheltered: frozenset[str] = frozenset()
     """Pods whose engine keeps it in a slot, by its tenant's guarantee."""
     displaced: frozenset[str] = frozenset()

@@ -169,6 +169,16 @@ async def make_room(facts: Facts, fleet: Fleet) -> None:
         await _unload(facts, fleet, [(uid, facts.adapter.served_name) for uid in gone])
 
 
+async def hand_over(facts: Facts, fleet: Fleet) -> None:
+    """Unload what is served under names of before that are another adapter's by now.
+
+    Before anything is loaded: two adapters that swapped their names would wait for each other.
+    """
+    if facts.placed is not None and facts.placed.gone_names:
+        gone = rollout.to_hand_over(facts.wanted(), facts.placed.gone_names)
+        await _unload(facts, fleet, gone)
+
+
 async def retire(facts: Facts, fleet: Fleet) -> None:
     """Unload where the adapter is no longer wanted, and under names that it no longer has."""
     if facts.placed is None:

@@ -45,9 +45,8 @@ def place(facts: Facts, fleet: Fleet) -> None:
     planner = fleet.planner(pool.key)
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
-    owner = planner.claim(
-        facts.key, facts.adapter.served_name, facts.created, fleet.sharing_engines(pool)
-    )
+    rivals = list(fleet.sharing_engines(pool))
+    owner = _claim(facts, fleet, planner, rivals)
     needs = demand(facts, planner, fleet)
     if owner is None:
         planner.plan.set_adapter(needs)
@@ -69,6 +68,39 @@ def place(facts: Facts, fleet: Fleet) -> None:
         sheltered=planner.plan.sheltered_on(facts.key),
         refused=needs.refused,
         guests=entry.guests,
+        gone_names=_gone_names(facts, planner, rivals),
+    )
+
+
+def _claim(
+    facts: Facts, fleet: Fleet, planner: PoolPlanner, rivals: list[PoolPlanner]
+) -> str | None:
+    """Claim the adapter's served name; return the older adapter that owns it.
+
+    A renamed one wakes who waits for the name of before, and who has or wants the new one.
+    """
+    name, before = facts.adapter.served_name, planner.claimed_by(facts.key)
+    owner = planner.claim(facts.key, name, facts.created, rivals)
+    if before != name:
+        concerned = {key for each in (planner, *rivals) for key in each.claimants(before)}
+        concerned |= {key for each in (planner, *rivals) for key in each.claimants(name)}
+        concerned |= {
+            entry.adapter
+            for view in facts.engines
+            if view.inventory is not None
+            for entry in view.inventory.loaded
+            if entry.served_name == name
+        }
+        for key in concerned - {facts.key}:
+            fleet.wakeups.wake(key)
+    return owner
+
+
+def _gone_names(facts: Facts, planner: PoolPlanner, rivals: list[PoolPlanner]) -> frozenset[str]:
+    """Return the names under which engines still serve the adapter and that are another's by now."""
+    served = {entry.served_name for view in facts.engines for entry in view.loaded(facts.key)}
+    return frozenset(
+        name for name in served if planner.owner(name, rivals) not in (None, facts.key)
     )
 
 

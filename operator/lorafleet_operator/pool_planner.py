@@ -181,11 +181,12 @@ class PoolPlanner:
             self._unclaim(key)
             self._claims[key] = (served_name, created)
         self._names.setdefault(served_name, {})[key] = created
-        claims = self._by_age(served_name)
-        for rival in rivals:
-            claims += rival._by_age(served_name)
-        owner = min(claims)[1]
+        owner = self.owner(served_name, rivals)
         return None if owner == key else owner
+
+    def claimed_by(self, key: str) -> str:
+        """Return the served name that an adapter claims, "" while it claims none."""
+        return self._claims.get(key, ("", ""))[0]
 
     def _by_age(self, served_name: str) -> list[tuple[str, str]]:
         return [(created, key) for key, created in self._names.get(served_name, {}).items()]
@@ -197,10 +198,10 @@ class PoolPlanner:
         if not claims:
             self._names.pop(served_name, None)
 
-    def owner(self, served_name: str) -> str | None:
+    def owner(self, served_name: str, rivals: Iterable[PoolPlanner] = ()) -> str | None:
         """Return the adapter that owns a served name, None if none claims it."""
-        claims = self._names.get(served_name)
-        return min(claims, key=lambda each: (claims[each], each)) if claims else None
+        claims = [claim for each in (self, *rivals) for claim in each._by_age(served_name)]
+        return min(claims)[1] if claims else None
 
     def claimants(self, served_name: str) -> list[str]:
         """Return the adapters that claim a served name."""

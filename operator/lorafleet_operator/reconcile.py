@@ -15,7 +15,7 @@ from lorafleet_operator.facts import Facts
 from lorafleet_operator.first_requests import answer
 from lorafleet_operator.hold_back import hold_back
 from lorafleet_operator.observe import observe
-from lorafleet_operator.orders import load, make_room, publish, retire, stage
+from lorafleet_operator.orders import hand_over, load, make_room, publish, retire, stage
 from lorafleet_operator.place import place
 from lorafleet_operator.report import report
 from lorafleet_operator.resolve import SourceReader, preflight, resolve
@@ -57,6 +57,7 @@ async def reconcile(
         if facts.source_error is None or reader.secret is not None:
             fleet.secrets.follow(facts.key, reader.secret if facts.source_error else None)
     if not facts.paused:
+        await hand_over(facts, fleet)  # names that are another's now
         await load(facts, fleet)  # beside the revision that they serve
         await give_up(facts, say)  # by what an engine has refused
         await publish(facts, fleet)  # the served name moves, once all have it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -218,7 +219,7 @@ def routed(problem: NotWritten | None) -> _Found:
 def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
     error = facts.rejection or _first(e for e in facts.refusals.values() if e.terminal)
     if error is not None:
-        return False, outcome_of(error).reason, _keeps_serving(facts, wanted, str(error))
+        return False, outcome_of(error).reason, _keeps_serving(wanted, str(error))
     if facts.source_error is not None:
         everywhere = facts.fingerprint and not rollout.to_stage(wanted)
         if not everywhere:
@@ -226,7 +227,7 @@ def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
         text = f"the content is on all engines; the source now: {facts.source_error}"
         return True, Reason.RESOLVED, text
     if facts.not_staged:
-        return False, Reason.REVISION_NOT_STAGED, _keeps_serving(facts, wanted, facts.not_staged)
+        return False, Reason.REVISION_NOT_STAGED, _keeps_serving(wanted, facts.not_staged)
     if not facts.fingerprint:
         return None, Reason.RESOLVING, "the source has not been read yet"
     if not facts.verdicts:
@@ -257,11 +258,11 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
         uid, error = failed[0]
         more = f" (and {len(failed) - 1} more engines)" if len(failed) > 1 else ""
         text = f"engine {facts.view(uid).pod.name}: {error}{more}"
-        return False, outcome_of(error).reason, _keeps_serving(facts, wanted, text)
+        return False, outcome_of(error).reason, _keeps_serving(wanted, text)
     if facts.sleeps and facts.fingerprint:
         return True, Reason.LOADED, _ASLEEP
     if facts.held_back:
-        return False, Reason.LOAD_RATE_LIMITED, _keeps_serving(facts, wanted, facts.held_back)
+        return False, Reason.LOAD_RATE_LIMITED, _keeps_serving(wanted, facts.held_back)
     if not facts.fingerprint or not desired:
         return None, Reason.WAITING, "an earlier condition has to become True first"
     away = [view for view in facts.engines if facts.is_desired(view) and not view.takes_orders]
@@ -285,18 +286,14 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
     return True, Reason.LOADED, f"{len(desired)} engines hold {_digests(desired)}"
 
 
-def _keeps_serving(facts: Facts, wanted: rollout.Wanted, text: str) -> str:
-    served = sorted(
-        {
-            entry.digest
-            for holding in wanted.holdings
-            for entry in holding.loaded
-            if entry.published and not rollout.serves(wanted, holding)
-        }
-    )
-    if not served:
-        return text
-    return f"{text}; {', '.join(map(short, served))} keeps serving {facts.adapter.served_name}"
+def _keeps_serving(wanted: rollout.Wanted, text: str) -> str:
+    served: defaultdict[str, set[str]] = defaultdict(set)  # by name: it may be one of before
+    for holding in wanted.holdings:
+        for entry in holding.loaded:
+            if entry.published and not rollout.serves(wanted, holding):
+                served[entry.served_name].add(short(entry.digest))
+    lines = [f"{', '.join(sorted(served[name]))} keeps serving {name}" for name in sorted(served)]
+    return "; ".join([text, *lines])
 
 
 def _entries(facts: Facts, course: Course, now: datetime) -> list[AdapterEngine]:

@@ -14,7 +14,10 @@ engines may be without any (`max_unavailable`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 STOCK: Final = "stock"
 """The loader of an engine without the plugin, which has no other."""
@@ -190,6 +193,16 @@ def to_make_room(wanted: Wanted) -> list[str]:
         and not has_loaded(wanted, holding)
     ]
     return sorted(waiting)[: max(0, spare)]
+
+
+def to_hand_over(wanted: Wanted, gone_names: Collection[str]) -> list[tuple[str, str]]:
+    """Return (engine, served name) of what is served under names that are another adapter's by now."""
+    return [
+        (holding.engine, entry.served_name)
+        for holding in wanted.holdings
+        for entry in holding.loaded
+        if holding.takes_orders and not entry.draining and entry.served_name in gone_names
+    ]
 
 
 def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str]]:

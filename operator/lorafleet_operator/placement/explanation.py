@@ -277,7 +277,7 @@ def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -
             Reason.QUOTA_EXCEEDED, quota_text(lacking, demand, rule, shares.load(demand.tenant))
         )
     text = shortage_text(lacking, demand, carrier.engine, carrier.load, shares)
-    higher = [a.key for a in carrier.adapters.values() if a.weight > demand.weight]
+    higher = _higher(lacking, demand, carrier)
     if not higher:
         return Refusal(Reason.NO_CAPACITY, text)
     first, rest = min(higher), len(higher) - 1
@@ -293,7 +293,18 @@ def _outranked(entry: Entry, carrier: Carrier) -> bool:
         return False
     if carrier.shares is not None and carrier.shares.kept.keys() - {demand.tenant}:
         return True
-    return any(other.weight > demand.weight for other in carrier.adapters.values())
+    return bool(_higher(lacking, demand, carrier))
+
+
+def _higher(lacking: Shortage, demand: AdapterDemand, carrier: Carrier) -> list[str]:
+    """Return the more important adapters that have what is lacking: a slot takes only who pins one."""
+    return [
+        other.key
+        for other in carrier.adapters.values()
+        if other.weight > demand.weight
+        and (other.pinned or lacking is not Shortage.SLOTS)
+        and (other.reserved or lacking is not Shortage.PLACES)
+    ]
 
 
 def _summary(reasons: set[Reason], *, short: bool) -> Reason:

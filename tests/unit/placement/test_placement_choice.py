@@ -15,6 +15,7 @@ from lorafleet_operator.placement import (
     displaced_from,
     plan,
     planned,
+    unmet,
 )
 
 MIB = 1 << 20
@@ -194,6 +195,24 @@ def test_who_gave_way_is_told_to_whom_and_comes_back_when_there_is_room() -> Non
     planner.drop_adapter("t/urgent")
     assert planner.settle() == {"t/a"}
     assert planner.entries["t/a"].chosen == {"p-0": "emptiest engine with room (0 adapters)"}
+
+
+def test_only_more_important_ones_that_keep_a_slot_take_one_away() -> None:
+    pinned = adapter("t/pinned", residency=Residency.GPU)
+    asks = adapter("t/asks", residency=Residency.GPU)
+    shared = adapter("t/shared", priority=9)
+    has = engine("p-0", max_loras=2, loaded=frozenset({"t/pinned", "t/asks", "t/shared"}))[0]
+    for taker, blocker, gone in (
+        (pinned, "", frozenset()),
+        (replace(pinned, priority=5), "; t/pinned of higher priority", {"p-0"}),
+    ):
+        planner = planned([taker, shared], [has])
+        planner.set_adapter(asks)
+        planner.settle()
+        entry = planner.entries["t/asks"]
+        assert displaced_from(planner, entry) == gone, "what it is served as meanwhile stays"
+        why = f"has 1 pinned adapters for 2 GPU slots, one stays free{blocker}"
+        assert unmet(planner, entry, ["p-0"]) == {"p-0": why}
 
 
 def test_who_gave_way_goes_where_there_is_room() -> None:

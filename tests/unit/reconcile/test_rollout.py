@@ -137,6 +137,17 @@ def test_an_adapter_that_lost_its_name_lets_go_everywhere_at_once() -> None:
     assert rollout.to_retire(wanted, lost_name=True) == [("a", NAME)]
 
 
+def test_names_that_are_another_s_by_now_are_handed_over_before_anything_is_loaded() -> None:
+    before = replace(serving(NEW), served_name="team-a/before")
+    draining = replace(serving(OLD), served_name="team-a/before", draining=True)
+    silent = replace(engine("c", NEW, before), takes_orders=False)
+    wanted = Wanted(
+        NAME, holdings=(engine("a", NEW, before), engine("b", NEW, serving(NEW), draining), silent)
+    )
+    assert rollout.to_hand_over(wanted, {"team-a/before"}) == [("a", "team-a/before")]
+    assert rollout.to_hand_over(wanted, {"team-a/other"}) == []
+
+
 def test_an_adapter_that_gave_its_place_away_lets_go_once_it_serves_elsewhere_or_has_nowhere_to_go() -> (
     None
 ):

@@ -1,0 +1,66 @@
+"""Served names that change hands: by a swap, by a rotation, and by a name that somebody waited for.
+
+No resync helps: an operator that sleeps through a change would sleep until the test fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from localstack import LocalStack
+from simulated_fleet import SimulatedFleet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from localcluster import LocalCluster
+
+ENGINES, SECONDS = 2, 15
+
+
+async def test_names_change_hands_in_whatever_order_they_are_renamed(
+    cluster: LocalCluster, namespace: str, tmp_path: Path
+) -> None:
+    fleet = SimulatedFleet(
+        cluster.kubeconfig, tmp_path, namespace, engines=ENGINES, replicas=ENGINES
+    )
+
+    def serve(**names: str) -> bool:
+        """Return whether exactly these adapters are served, under these names, on each engine."""
+        wanted = sorted((name, f"{namespace}/{key}") for key, name in names.items())
+        return all(
+            sorted((e.served_name, e.adapter) for e in engine.loaded.values()) == wanted
+            for engine in fleet.engines.values()
+        ) and all(fleet.adapters[key].ready_at is not None for key in names)
+
+    async def served(**names: str) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not serve(**names):
+                await asyncio.sleep(0.05)
+
+    async def rename(**names: str) -> None:
+        for key, name in names.items():
+            await fleet.apply(key, servedName=name)
+
+    with LocalStack(tmp_path) as stack:
+        async with fleet:
+            stack.start_operator(
+                cluster.kubeconfig,
+                LORAFLEET_NAMESPACES=namespace,
+                LORAFLEET_VOLUME_ROOT=str(fleet.root),
+                LORAFLEET_RESYNC_SECONDS="3600",
+            )
+            await rename(p="one", q="two", r="three")
+            await served(p="one", q="two", r="three")
+            await rename(p="two", q="one")
+            await served(p="two", q="one", r="three")
+            await rename(p="three", q="two", r="one")
+            await served(p="three", q="two", r="one")
+            await asyncio.sleep(1.1)  # times of creation are whole seconds: this one is younger
+            await fleet.apply("waits", servedName="two")
+            async with asyncio.timeout(SECONDS):
+                while "NameTaken" not in str(fleet.adapters["waits"].status):
+                    await asyncio.sleep(0.05)
+            await rename(q="four")
+            await served(p="three", q="four", r="one", waits="two")
