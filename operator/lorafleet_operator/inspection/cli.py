@@ -1,4 +1,5 @@
-"""`lorafleet inspect PATH|URI`, `profile MODEL_DIR` and `size MODEL_DIR`: checks without any engine."""
+"""`lorafleet inspect PATH|URI`, `profile MODEL_DIR` and `size MODEL_DIR`: checks without any engine;
+`push NAME DIR`: for trainers that write folders."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from lorafleet.errors import InvalidAdapter, LorafleetError, NameTaken
 
 from lorafleet_operator.api.names import served_name_problem
-from lorafleet_operator.inspection import size_command
+from lorafleet_operator.inspection import push_command, size_command
 from lorafleet_operator.inspection.addresses import open_address, without_secrets
 from lorafleet_operator.inspection.examine import UNCHECKED, examine
 from lorafleet_operator.inspection.model_config import UnknownModel
@@ -77,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     size = verbs.choices["size"]
     size.set_defaults(run=_size)
 
-    for verb in (inspect, profile, size):
+    push = push_command.add_verb(verbs)
+    push.set_defaults(run=_push)
+
+    for verb in (inspect, profile, size, push):
         verb.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return parser
 
@@ -196,6 +200,16 @@ def _size(options: argparse.Namespace) -> int:
         print(f"lorafleet: {error}", file=sys.stderr)
         return 1
     _tell(json.dumps(found, indent=1) if options.output == "json" else size_command.as_text(found))
+    return 0
+
+
+def _push(options: argparse.Namespace) -> int:
+    try:
+        found = push_command.run(options)
+    except LorafleetError as error:
+        print(f"lorafleet: {error}", file=sys.stderr)
+        return 1
+    _tell(json.dumps(found, indent=1) if options.output == "json" else push_command.as_text(found))
     return 0
 
 

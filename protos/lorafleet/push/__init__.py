@@ -7,6 +7,7 @@ Importing this needs neither torch nor PEFT; what is given brings its own.
 """
 
 from lorafleet.push.async_fleet import AsyncFleet, AsyncRevision
+from lorafleet.push.background import Pending
 from lorafleet.push.failures import NotServed, OperatorUnreachable, Overtaken
 from lorafleet.push.fleet import Fleet
 from lorafleet.push.revision import Revision
@@ -18,5 +19,6 @@ __all__ = [
     "NotServed",
     "OperatorUnreachable",
     "Overtaken",
+    "Pending",
     "Revision",
 ]

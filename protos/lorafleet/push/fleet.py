@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lorafleet.errors import InvalidAdapter, SourceNotFound
 from lorafleet.push import content as contents
 from lorafleet.push import peft_model
+from lorafleet.push.background import Background
 from lorafleet.push.connection import PROJECTED_TOKEN, Connection, Operator
 from lorafleet.push.revision import Revision
 from lorafleet.push.safe_point import safe_point
@@ -18,10 +20,42 @@ from lorafleet.v1alpha1 import push_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lorafleet.push.background import Pending
     from lorafleet.push.connection import Token
     from lorafleet.push.content import Content
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a push says beside its content.
+
+    `name`: of the LoRAAdapter. `step`: the trainer's own count, told in status and metrics.
+    `base_model`, `pool`: needed for the first push of an adapter that there is no manifest of; those
+    and the others must be equal to the adapter's if it is there. `progress`: told (bytes sent, bytes
+    to send) as they go.
+    """
+
+    name: str
+    step: int = 0
+    base_model: str = ""
+    pool: str = ""
+    pool_namespace: str = ""
+    served_name: str = ""
+    progress: Callable[[int, int], None] = lambda _sent, _of: None
+
+    def manifest(self, namespace: str) -> pb.PushManifest:
+        """Return the manifest, still without content."""
+        return pb.PushManifest(
+            namespace=namespace,
+            name=self.name,
+            base_model=self.base_model,
+            pool=self.pool,
+            pool_namespace=self.pool_namespace,
+            served_name=self.served_name,
+            step=self.step,
+        )
 
 
 class Fleet:
@@ -48,56 +82,55 @@ class Fleet:
         self._operator = Operator(address, token, trusted, retry_seconds)
         self._connection = Connection(self._operator)
         self._turn = threading.Lock()
+        self._background = Background(self._send)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(drop=kind is not None)
 
-    def close(self) -> None:
-        """Let go of the connection."""
+    def close(self, *, drop: bool = False) -> None:
+        """Let go of the connection, once what was pushed in the background is sent.
+
+        `drop`: only what is being sent now; the rest is dropped.
+        """
+        self._background.close(drop=drop)
         self._connection.close()
 
     def push(
-        self,
-        what: Any,
-        *,
-        name: str,
-        step: int = 0,
-        base_model: str = "",
-        pool: str = "",
-        pool_namespace: str = "",
-        served_name: str = "",
-        config: Any = None,
-        adapter: str = "default",
-        progress: Callable[[int, int], None] = lambda _sent, _of: None,
+        self, what: Any, *, config: Any = None, adapter: str = "default", **named: Any
     ) -> Revision | None:
-        """Push a revision of the LoRAAdapter `name`, and return when the operator has it.
+        """Push a revision of a LoRAAdapter, and return when the operator has it.
 
         `what`: a PEFT model in any wrapper, a state dict, the bytes of a safetensors file, or a
         folder. A state dict and bytes need `config`: PEFT's, a dict, or adapter_config.json's text.
-        `base_model`, `pool`: needed for the first push of an adapter that there is no manifest of.
-        `adapter`: of PEFT's adapters in the model. `progress`: told (bytes sent, bytes to send).
+        `adapter`: which of PEFT's adapters in the model. `named`: see Named.
 
         Returns None in processes of a distributed training other than the main one: they take part
         in gathering and send nothing. Raises errors of lorafleet.errors and of this package.
         """
         found = content_of(what, config, adapter)
+        as_ = Named(**named)
+        return (
+            None if found is None else self._send(found, as_.manifest(self.namespace), as_.progress)
+        )
+
+    def push_later(
+        self, what: Any, *, config: Any = None, adapter: str = "default", **named: Any
+    ) -> Pending | None:
+        """As `push`, but return once the tensors are copied; a thread sends them.
+
+        Of each adapter one revision is sent and one waits. One that still waits when the next comes
+        is dropped: its Pending raises Overtaken.
+        """
+        found = content_of(what, config, adapter)
+        as_ = Named(**named)
         if found is None:
             return None
-        manifest = pb.PushManifest(
-            namespace=self.namespace,
-            name=name,
-            base_model=base_model,
-            pool=pool,
-            pool_namespace=pool_namespace,
-            served_name=served_name,
-            step=step,
-        )
-        return self.send(found, manifest, progress)
+        return self._background.put(found, as_.manifest(self.namespace), as_.progress)
 
-    def send(
+    def _send(
         self, content: Content, manifest: pb.PushManifest, progress: Callable[[int, int], None]
     ) -> Revision:
         """Push `content` as what `manifest` names; the rest of the manifest is filled in."""

@@ -83,3 +83,13 @@ def _distributed() -> Any:
     if module is None or not module.is_available() or not module.is_initialized():
         return None
     return module
+
+
+def from_main(value: Any) -> Any:
+    """Return what the main process has for `value`. A collective, if there are several processes."""
+    distributed = _distributed()
+    if distributed is None:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]

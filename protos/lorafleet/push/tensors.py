@@ -42,9 +42,10 @@ def size_of(tensor: Tensor) -> int:
 class FileTensor:
     """A range of bytes that lie in memory or in a mapped file."""
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
-        self.dtype, self.shape, self._data = dtype, shape, data
-        self.same: Hashable = None
+    def __init__(
+        self, dtype: str, shape: tuple[int, ...], data: memoryview, *, same: Hashable = None
+    ) -> None:
+        self.dtype, self.shape, self._data, self.same = dtype, shape, data, same
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield slices of the range."""
@@ -85,7 +86,7 @@ class GivenTensor:
         if not self._is_torch:
             whole = part if part.flags.c_contiguous else part.copy()
             return memoryview(whole.reshape(-1).view("uint8"))
-        flat = part.reshape(-1).view(sys.modules["torch"].uint8)
+        flat = part.contiguous().reshape(-1).view(sys.modules["torch"].uint8)
         if flat.device.type != "cpu":
             flat = self._bounce.through(flat)
         return memoryview(flat.numpy())

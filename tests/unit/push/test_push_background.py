@@ -1,0 +1,98 @@
+"""Pushing beside the training: the step pays for the copy, and the latest wins."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from lorafleet.errors import AccessDenied
+from lorafleet.push import Overtaken, Revision
+from lorafleet.push.background import Background
+from lorafleet.push.content import Content, from_tensors
+from lorafleet.v1alpha1 import push_pb2 as pb
+
+NAME = "m.q_proj.lora_A.weight"
+
+
+class Slow:
+    """Sends when it is let; notes the first element of what it sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, float]] = []
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, content: Content, manifest: Any, _progress: Any) -> Revision:
+        self.began.release()
+        self.go.acquire()
+        if manifest.step == 666:
+            raise AccessDenied("no")
+        data = b"".join(bytes(piece) for each in content.tensors for piece in each.pieces())
+        self.sent.append((manifest.step, float(np.frombuffer(data, np.float32)[0])))
+        return Revision("ns", manifest.name, "sha256:", manifest.step, 1, 0, False, "ns/a", None)  # type: ignore[arg-type]
+
+
+def put(background: Background, array: Any, step: int, name: str = "a") -> Any:
+    content = from_tensors({NAME: array}, {}, adapter="default")
+    manifest = pb.PushManifest(name=name, step=step)
+    return background.put(content, manifest, lambda *_: None)
+
+
+def test_the_latest_wins_and_each_is_what_the_model_was_then() -> None:
+    slow = Slow()
+    background = Background(slow)
+    array = np.zeros((2, 1000), np.float32)
+    pending = []
+    for step in range(5):
+        array[:] = step
+        pending.append(put(background, array, step))
+        if step == 0:
+            slow.began.acquire()
+    array[:] = 99
+    for step in (1, 2, 3):
+        with pytest.raises(Overtaken, match=f"step {step} of a was overtaken by step {step + 1}"):
+            pending[step].revision(0)
+    assert not pending[0].done
+    slow.go.release(2)
+    assert [pending[step].revision(10).step for step in (0, 4)] == [0, 4]
+    assert slow.sent == [(0, 0.0), (4, 4.0)]
+    background.close()
+
+
+def test_adapters_do_not_overtake_one_another_and_closing_sends_what_waits() -> None:
+    slow = Slow()
+    background = Background(slow)
+    array = np.ones((2, 10), np.float32)
+    pending = [put(background, array, step, f"a{step}") for step in range(3)]
+    slow.go.release(3)
+    background.close()
+    assert [each.revision(0).step for each in pending] == [0, 1, 2]
+
+
+def test_failures_are_told_and_the_next_is_sent() -> None:
+    slow = Slow()
+    background = Background(slow)
+    array = np.ones((2, 10), np.float32)
+    failing = put(background, array, 666)
+    slow.began.acquire()
+    slow.go.release(2)
+    with pytest.raises(AccessDenied):
+        failing.revision(10)
+    assert put(background, array, 2).revision(10).step == 2
+    background.close()
+
+
+def test_a_training_that_fails_drops_what_waits() -> None:
+    slow = Slow()
+    background = Background(slow)
+    array = np.ones((2, 10), np.float32)
+    first = put(background, array, 1)
+    slow.began.acquire()
+    second = put(background, array, 2)
+    slow.go.release()
+    background.close(drop=True)
+    assert first.revision(0).step == 1
+    with pytest.raises(Overtaken, match="dropped: the training ended"):
+        second.revision(0)
