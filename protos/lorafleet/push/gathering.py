@@ -36,19 +36,22 @@ def on_main(model: Any, adapter: str) -> dict[str, Any] | None:
         with ExitStack() as stack:
             if summon is not None:
                 stack.enter_context(summon(unit))
-            below = [name for name, _ in _fsdp_units(unit) if name]
             for name, tensor in unit.named_parameters():
-                full = f"{prefix}{name}"
-                if names.plain(full, adapter) is None or name.startswith(tuple(below)):
+                plain = names.plain(f"{prefix}{name}", adapter)
+                if plain is None:
                     continue
                 whole = _whole(tensor)
                 if is_main():
-                    found[full] = whole.to("cpu", copy=True)
+                    found[plain] = whole.to("cpu", copy=True)
     return found if is_main() else None
 
 
 def _units(model: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (prefix, module, what makes its own parameters whole) of what holds LoRA tensors."""
+    """Yield (prefix, module, what makes its own parameters whole) of what holds LoRA tensors.
+
+    The outermost come first, as FSDP wants it: a unit shows the parameters of those inside it too, not
+    whole, and what these show afterwards counts.
+    """
     fsdp = list(_fsdp_units(model))
     if not fsdp:
         yield "", model, None

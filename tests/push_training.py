@@ -1,0 +1,115 @@
+"""GRPO as TRL has it, on a tiny model, with a reward that can be learnt in a few steps."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lorafleet.push.rollouts import FleetRollouts
+
+RANK_PATTERN = {"layers.1.self_attn.q_proj": 2, "down_proj": 6}
+PROMPTS = ["t5 t17 t200", "t3 t41 t77 t9"]
+GENERATIONS = 8
+TARGET = 256
+"""Tokens below it are rewarded."""
+
+
+def policy(model: Path, **config: Any) -> Any:
+    """Return the model with a new adapter."""
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    given = {"r": 4, "lora_alpha": 32, "target_modules": "all-linear", **config}
+    return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **given))
+
+
+def weights(model: Any) -> str:
+    """Return a hash of all that is not the adapter's."""
+    made = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if "lora_" not in name:
+            made.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
+def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Return the share of each completion's tokens that are below TARGET."""
+    return [sum(token < TARGET for token in each) / len(each) for each in completion_ids]
+
+
+class Compared:
+    """A rollout_func that notes how far the engine's logprobs are from the trainer's own model."""
+
+    def __init__(self, rollouts: FleetRollouts) -> None:
+        self.rollouts = rollouts
+        self.steps: list[int] = []
+        self.gaps: list[float] = []
+        """Of each step, the mean of |engine - trainer| over its tokens, in nats."""
+        self.base_gaps: list[float] = []
+        """The same against the model without its adapter."""
+        self.rewards: list[float] = []
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        found = self.rollouts(prompts, trainer)
+        self.steps.append(trainer.state.global_step)
+        self.gaps.append(gap(trainer.model, found))
+        with trainer.model.disable_adapter():
+            self.base_gaps.append(gap(trainer.model, found))
+        self.rewards.append(sum(reward(found["completion_ids"])) / len(prompts))
+        return found
+
+
+def gap(model: Any, rollout: dict[str, Any]) -> float:
+    """Return the mean of |engine's - model's| logprobs of the tokens that the engine chose."""
+    differences: list[torch.Tensor] = []
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for prompt, completion, logprobs in zip(
+            rollout["prompt_ids"], rollout["completion_ids"], rollout["logprobs"], strict=True
+        ):
+            ids = torch.tensor([prompt + completion])
+            own = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            chosen = own.gather(1, torch.tensor(completion)[:, None])[:, 0]
+            differences.append((chosen - torch.tensor(logprobs)).abs())
+    model.train(was_training)
+    return float(torch.cat(differences).mean())
+
+
+def grpo(model: Any, directory: Path, output: Path, rollouts: Any, steps: int, **more: Any) -> Any:
+    """Return TRL's trainer, which takes its rollouts from `rollouts`."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    options = {
+        "output_dir": str(output),
+        "max_steps": steps,
+        "per_device_train_batch_size": len(PROMPTS) * GENERATIONS,
+        "num_generations": GENERATIONS,
+        "max_completion_length": 8,
+        "learning_rate": 6e-3,
+        "lr_scheduler_type": "constant",
+        "temperature": 1.0,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 7,
+        **more,
+    }
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=GRPOConfig(**options),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
+        processing_class=AutoTokenizer.from_pretrained(directory, pad_token="t0", eos_token="t1"),
+        rollout_func=rollouts,
+    )
