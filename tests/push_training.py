@@ -113,3 +113,22 @@ def grpo(model: Any, directory: Path, output: Path, rollouts: Any, steps: int, *
         processing_class=AutoTokenizer.from_pretrained(directory, pad_token="t0", eos_token="t1"),
         rollout_func=rollouts,
     )
+
+
+def supervised(model: Any, output: Path, callback: Any, steps: int) -> Any:
+    """Return Hugging Face's Trainer on a few random sentences."""
+    from transformers import Trainer, TrainingArguments
+
+    rows = torch.randint(2, 512, (8, 12)).tolist()
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        max_steps=steps,
+        learning_rate=1e-2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    return Trainer(model, arguments, train_dataset=data, callbacks=[callback])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,13 +16,13 @@ from gated_fleet import GatedFleet
 from localstack import LocalStack
 from lorafleet.errors import AccessDenied, AdapterRejected
 from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
+from psutil import Process
 from pushing import MODULE, PUSH_RULES, Content, account, token
 from servers import free_port
 from simulated_engine import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from kube_rest import KubeRest
     from localcluster import LocalCluster
@@ -156,3 +160,48 @@ async def test_refusals_are_one_line_and_not_tried_again(scene: Scene, tmp_path:
     nobody = Fleet(f"127.0.0.1:{free_port()}", "a", token=lambda: "t", retry_seconds=0.3)
     with pytest.raises(OperatorUnreachable, match="no operator answers at "):
         await push(nobody, tensors(1, 2))
+
+
+async def test_a_hundred_pushes_send_what_changed_and_leave_memory_flat(scene: Scene) -> None:
+    names = [f"{MODULE.replace('layers.0', f'layers.{n}')}.lora_A.weight" for n in range(20)]
+    state = {name: np.full((2, 1 << 15), n, np.float32) for n, name in enumerate(names)}
+
+    def train() -> tuple[list[int], list[int]]:
+        sent, memory = [], []
+        with scene.client() as fleet:
+            for step in range(100):
+                for changed in (2 * step, 2 * step + 1):  # 10 % of the tensors
+                    state[names[changed % 20]] += 1000 + step
+                made = fleet.push(state, config=CONFIG, step=step, **PLACE)
+                sent.append(made.sent_bytes)
+                memory.append(Process().memory_info().rss)
+        return sent, memory
+
+    sent, memory = await asyncio.to_thread(train)
+    assert sent[0] == 20 * (256 << 10)
+    assert max(sent[1:]) <= 0.15 * sent[0]
+    assert max(memory[20:]) - memory[19] < 4 << 20
+
+
+async def test_the_command_pushes_a_folder_and_waits(scene: Scene, tmp_path: Path) -> None:
+    made = str(folder(tmp_path / "made", Content.of(5, 6)))
+
+    def push(*more: str) -> tuple[int, str, str]:
+        where = ["--address", scene.address, "-n", scene.fleet.namespace]
+        command = [Path(sys.executable).parent / "lorafleet", "push", "rl", made, *where, *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    options = ("--token-file", str(scene.token_file), "--step", "7", "--wait")
+    status, out, err = await asyncio.to_thread(
+        push, *options, "--base-model", "tiny/simulated", "--pool", "pool"
+    )
+    assert (status, err) == (0, "")
+    key = f"{scene.fleet.namespace}/rl"
+    assert out.startswith(f"{key}: sha256:")
+    assert out.endswith(" served by every engine, 0.0 MiB sent\n")
+    status, out, _ = await asyncio.to_thread(push, *options, "-o", "json")
+    assert json.loads(out)["unchanged"] is True
+    status, out, err = await asyncio.to_thread(push, "--token-file", str(tmp_path / "none"))
+    assert (status, out) == (1, "")
+    assert err.startswith("lorafleet: no token in ")
