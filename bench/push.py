@@ -124,8 +124,8 @@ def main() -> None:
                 LORAFLEET_PUSH_DIR=str(root / "pushed"),
             )
             with Fleet(address, "bench", token=lambda: text) as fleet:
-                print(json.dumps({"large": large(fleet, given.mib, root)}, indent=1))
                 print(json.dumps({"many": many(fleet, given.pushes)}, indent=1))
+                print(json.dumps({"large": large(fleet, given.mib, root)}, indent=1))
 
 
 if __name__ == "__main__":
