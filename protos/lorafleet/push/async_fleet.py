@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lorafleet.push.fleet import Fleet
 
 if TYPE_CHECKING:
+    from lorafleet.push.background import Pending
     from lorafleet.push.revision import Engines, Revision
     from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -45,6 +46,10 @@ class AsyncFleet:
         """As Fleet.push. The model must not change until it returns."""
         pushed = await asyncio.to_thread(partial(self._fleet.push, what, **options))
         return None if pushed is None else AsyncRevision(pushed)
+
+    async def push_later(self, what: Any, **options: Any) -> Pending | None:
+        """As Fleet.push_later."""
+        return await asyncio.to_thread(partial(self._fleet.push_later, what, **options))
 
     async def safe_point(self, name: str, timeout: float = 3600.0) -> list[pb.GrownEngine]:  # noqa: ASYNC109 - as Fleet's
         """As Fleet.safe_point."""

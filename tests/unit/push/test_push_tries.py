@@ -1,0 +1,86 @@
+"""What a trainer's client tries again, and what it brings into a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from lorafleet.errors import AccessDenied, EngineUnreachable, LorafleetError, StagingBusy
+from lorafleet.grpc_errors import REASON_KEY, status_of
+from lorafleet.push.connection import Connection, Operator
+from lorafleet.v1alpha1 import push_pb2 as pb
+from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Replica(pb_grpc.PushServiceServicer):
+    """Refuses with each of `errors`, one call after another, then answers."""
+
+    def __init__(self) -> None:
+        self.errors: list[LorafleetError] = []
+        self.tokens: list[str] = []
+
+    def WatchPush(self, _request: Any, context: Any) -> Iterator[pb.PushStatus]:  # noqa: N802
+        self.tokens.append(dict(context.invocation_metadata())["authorization"])
+        if self.errors:
+            error = self.errors.pop(0)
+            context.set_trailing_metadata(((REASON_KEY, error.reason),))
+            context.abort(status_of(error), str(error))
+        yield pb.PushStatus(step=7)
+
+
+@pytest.fixture
+def replica() -> Iterator[tuple[Replica, str]]:
+    made = Replica()
+    server = grpc.server(ThreadPoolExecutor(2))
+    pb_grpc.add_PushServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield made, f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def ask(address: str, seconds: float) -> int:
+    tokens = iter("abcdefgh")
+    connection = Connection(Operator(address, lambda: next(tokens), None, seconds))
+    try:
+        return connection.call(
+            lambda stub, metadata: int(
+                next(stub.WatchPush(pb.WatchPushRequest(), metadata=metadata)).step
+            )
+        )
+    finally:
+        connection.close()
+
+
+def test_another_replica_and_a_busy_one_are_tried_again_with_a_new_token(
+    replica: tuple[Replica, str],
+) -> None:
+    there, address = replica
+    there.errors = [EngineUnreachable("another replica acts"), StagingBusy("wait")]
+    assert ask(address, 20) == 7
+    assert there.tokens == ["Bearer a", "Bearer b", "Bearer c"]
+
+
+def test_what_cannot_pass_is_raised_at_once(replica: tuple[Replica, str]) -> None:
+    there, address = replica
+    there.errors = [AccessDenied("not you")]
+    with pytest.raises(AccessDenied, match=r"^not you$"):
+        ask(address, 20)
+    assert len(there.tokens) == 1
+    there.errors = [EngineUnreachable("another replica acts")] * 9
+    with pytest.raises(EngineUnreachable, match="another replica acts"):
+        ask(address, 0)
+
+
+def test_importing_the_client_brings_neither_torch_nor_peft() -> None:
+    heavy = {"torch", "peft", "transformers", "numpy", "trl"}
+    code = f"import lorafleet.push, sys; print(sorted({heavy!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
