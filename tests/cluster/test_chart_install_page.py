@@ -81,6 +81,9 @@ def test_every_command_of_the_page_works_in_its_order(
         if tester:
             tester.end()
         assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    for pod in bare_kube.get("/api/v1/pods")["items"]:  # those of `helm test` stay, for their logs
+        place = f"{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        bare_kube.delete(f"/api/v1/namespaces/{place}?gracePeriodSeconds=0")
     for item in bare_kube.get(CRDS)["items"]:
         if item["spec"]["group"] == "lorafleet.dev":
             bare_kube.delete(f"{CRDS}/{item['metadata']['name']}")
