@@ -90,6 +90,15 @@ def adapter_lists(draw: st.DrawFn) -> list[AdapterDemand]:
     return [draw(demands_named(key)) for key in keys]
 
 
+def in_one_piece(engines: Sequence[EngineSnapshot]) -> list[EngineSnapshot]:
+    """Return the engines with arenas where every piece is large enough.
+
+    Elsewhere somebody who waits for a piece gets it when the plan has been carried out, for what
+    went has left one: then that moves others.
+    """
+    return [replace(e, arena_used_bytes=1, arena_in_use_bytes=0) for e in engines]
+
+
 def carried_out(
     adapters: Sequence[AdapterDemand],
     engines: Sequence[EngineSnapshot],

@@ -28,6 +28,7 @@ from placement_fleets import (
     demands_named,
     engine_lists,
     engines_named,
+    in_one_piece,
     over_capacity,
 )
 
@@ -110,7 +111,7 @@ def test_the_order_of_the_arguments_does_not_matter(
 
 
 @unhurried
-@given(adapter_lists(), engine_lists())
+@given(adapter_lists(), engine_lists().map(in_one_piece))
 def test_a_plan_that_was_carried_out_is_kept(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
@@ -121,7 +122,7 @@ def test_a_plan_that_was_carried_out_is_kept(
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), st.data())
+@given(adapter_lists(), engine_lists().map(in_one_piece), st.data())
 def test_removing_one_adapter_moves_no_other(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
 ) -> None:
@@ -135,7 +136,7 @@ def test_removing_one_adapter_moves_no_other(
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(), engines_named(PODS[5]))
+@given(adapter_lists(), engine_lists().map(in_one_piece), engines_named(PODS[5]))
 def test_adding_an_engine_moves_at_most_the_unplaced(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot], new: EngineSnapshot
 ) -> None:
@@ -150,7 +151,7 @@ def test_adding_an_engine_moves_at_most_the_unplaced(
 
 
 @unhurried
-@given(adapter_lists(), engine_lists(least=2), st.data())
+@given(adapter_lists(), engine_lists(least=2).map(in_one_piece), st.data())
 def test_an_engine_that_dies_moves_only_what_it_carried_and_each_of_it_once(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot], data: st.DataObject
 ) -> None:
