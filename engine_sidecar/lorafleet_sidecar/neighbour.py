@@ -67,7 +67,7 @@ class NeighbourCall:
         self._name = f"sidecar at {neighbour.host}:{neighbour.port}"
         self._stall_seconds = stall_seconds
         self._channel = dialer.channel(neighbour)
-        self._aside = dialer.channel(neighbour)
+        self._question = _Question(dialer, neighbour)
         self._pulse = Pulse(self._name, self._ask, stall_seconds)
         method: Any = self._channel.stream_stream(
             f"/{SERVICE}/StageAdapter",
@@ -114,7 +114,7 @@ class NeighbourCall:
         self._call.cancel()
         await self._pulse.stop()
         await self._channel.close(None)
-        await self._aside.close(None)
+        await self._question.close()
 
     async def _read(self) -> pb.StageAdapterResponse:
         answer = await self._call.read()
@@ -123,9 +123,8 @@ class NeighbourCall:
         return answer
 
     async def _ask(self) -> None:
-        aside: Any = self._aside
         try:
-            await aside.unary_unary(HEALTH)(b"")
+            await self._question.ask()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise self._translate(error.code(), error.details(), None) from None
@@ -156,6 +155,35 @@ class NeighbourCall:
             return from_reason(reason, details or f"{self._name} gave no message ({reason})")
         line = " ".join(f"{self._name}: {code.name}: {details or ''}".split())
         return EngineUnreachable(line)
+
+
+class _Question:
+    """Whether a neighbour lives, over a connection of its own.
+
+    It is made when it is first needed, and anew with renewed certificates: a transfer may outlast
+    those that it began with.
+    """
+
+    def __init__(self, dialer: Dialer, neighbour: pb.Neighbour) -> None:
+        self._dialer = dialer
+        self._neighbour = neighbour
+        self._with: object = None
+        self._channel: Any = None
+
+    async def ask(self) -> None:
+        """Return when there was an answer. Raises AioRpcError."""
+        files = self._dialer.certificates
+        now = files.current() if files is not None else None
+        if self._channel is None or now is not self._with:
+            await self.close()
+            self._channel, self._with = self._dialer.channel(self._neighbour), now
+        await self._channel.unary_unary(HEALTH)(b"")
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
 
 
 def _reasons(metadata: Any) -> Iterator[str]:
