@@ -94,8 +94,8 @@ def test_a_kubeconfig_that_is_not_there_is_named(
 
 
 def test_a_missing_binary_names_the_command_that_builds_it() -> None:
-    with pytest.raises(ClusterFailed, match=r"kubelet is not here: run hack/build-binaries"):
-        find_binary("kubelet")
+    with pytest.raises(ClusterFailed, match=r"nothing-of-that-name is not here: run hack/build-binaries"):
+        find_binary("nothing-of-that-name")
 
 
 def test_binaries_of_the_usual_test_folder_come_first(
