@@ -179,7 +179,10 @@ async def test_what_is_staged_is_readable_by_another_user(volume: Path) -> None:
                 "adapter_config.json",
                 "adapter_model.safetensors",
             }
-            assert {path.stat().st_mode & 0o777 for path in read_by_engines} == {0o644}
+            modes = {path.name: path.stat().st_mode & 0o777 for path in read_by_engines}
+            # Where a driver cannot pin memory that is mapped for reading alone, the group writes.
+            assert modes.pop("arena") == 0o664
+            assert set(modes.values()) == {0o644}
             folders = (revision, revision.parent, plain, plain.parent)
             assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
     finally:
