@@ -94,7 +94,9 @@ def test_a_kubeconfig_that_is_not_there_is_named(
 
 
 def test_a_missing_binary_names_the_command_that_builds_it() -> None:
-    with pytest.raises(ClusterFailed, match=r"nothing-of-that-name is not here: run hack/build-binaries"):
+    with pytest.raises(
+        ClusterFailed, match=r"nothing-of-that-name is not here: run hack/build-binaries"
+    ):
         find_binary("nothing-of-that-name")
 
 
