@@ -78,16 +78,6 @@ class Revision:
         finally:
             connection.close()
 
-    def pinned(self, engine: str = "") -> str:
-        """Return the model name that means this revision alone, as engines serve it now.
-
-        Raises NotServed while no engine does (or the pod `engine` does not).
-        """
-        for each in self.status().engines:
-            if each.revision == self.revision and engine in ("", each.pod):
-                return f"{self.served_name}@{each.digest}"
-        raise NotServed(f"{engine or 'no engine'} serves {self.revision} of {self.served_name}")
-
     def _first(self, stub: Any, metadata: Any) -> pb.PushStatus:
         call = stub.WatchPush(self._request, metadata=metadata, timeout=30)
         try:
