@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("lorafleet")
+
+# A shell lets what it starts in the background ignore interrupts, and with it what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LOG_BYTES = 6000
 
