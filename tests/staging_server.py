@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
+from lorafleet.server_tls import server_tls
 from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.store import RevisionStore
-from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
     SERVER_OPTIONS,
     TransferService,
@@ -61,7 +61,7 @@ async def serving(
     server = grpc.aio.server(interceptors=callers, options=SERVER_OPTIONS)
     service = await add_transfer_service(server, store, profile, settings)
     if settings is not None and settings.certificates is not None:
-        port = server.add_secure_port(f"{host}:0", mutual_tls(settings.certificates))
+        port = server.add_secure_port(f"{host}:0", server_tls(settings.certificates, mutual=True))
     else:
         port = server.add_insecure_port(f"{host}:0")
     await server.start()

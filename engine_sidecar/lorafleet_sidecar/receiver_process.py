@@ -20,12 +20,12 @@ import grpc
 import grpc.aio
 from lorafleet.buffers import reuse_large_buffers
 from lorafleet.certificates import CertificateFiles
+from lorafleet.server_tls import server_tls
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_sidecar.arena import Arena
 from lorafleet_sidecar.callers import Callers
 from lorafleet_sidecar.stripe import Stripes
-from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_settings import SERVER_OPTIONS, SERVICE
 
 _PR_SET_PDEATHSIG = 1
@@ -63,7 +63,7 @@ async def _serve(orders: dict[str, Any]) -> None:
     )
     address = f"{orders['host']}:{orders['port']}"
     if orders["tls_dir"]:
-        credentials = mutual_tls(CertificateFiles(Path(orders["tls_dir"])))
+        credentials = server_tls(CertificateFiles(Path(orders["tls_dir"])), mutual=True)
         port = server.add_secure_port(address, credentials)
     else:
         port = server.add_insecure_port(address)

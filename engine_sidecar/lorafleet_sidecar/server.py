@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from lorafleet.certificates import CertificateFiles
+from lorafleet.server_tls import server_tls
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 
 from lorafleet_sidecar.addressee import Addressee
@@ -26,7 +27,6 @@ from lorafleet_sidecar.plugin_files import install_plugin
 from lorafleet_sidecar.restore import Restorer
 from lorafleet_sidecar.service import SERVICE_NAME, SidecarServicer
 from lorafleet_sidecar.store import RevisionStore
-from lorafleet_sidecar.tls import mutual_tls
 from lorafleet_sidecar.transfer_service import (
     SERVER_OPTIONS,
     TransferService,
@@ -154,7 +154,7 @@ class Sidecar:
             if self.certificates is None:
                 port = self._server.add_insecure_port(settings.listen)
             else:
-                credentials = mutual_tls(self.certificates)
+                credentials = server_tls(self.certificates, mutual=True)
                 port = self._server.add_secure_port(settings.listen, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {settings.listen}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import AccessDenied
@@ -12,7 +13,7 @@ from lorafleet_operator.cluster import reviews
 from lorafleet_operator.cluster.writes import post_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from kubernetes.aio.client import ApiClient
 
@@ -41,42 +42,30 @@ class Doorkeeper:
     ) -> reviews.Account:
         """Return whose call it is. Raises AccessDenied, which is told of as an Event, and
         SourceUnavailable when the API server does not say."""
-        try:
-            return await self._admit(
-                metadata, verb, namespace=namespace, name=name, subresource=subresource
+        async with self._refusals_told(namespace, name):
+            given = metadata.get("authorization", "")
+            token = given[len(_BEARER) :].strip()
+            if not given.lower().startswith(_BEARER) or not token:
+                raise AccessDenied("the call carries no token (authorization: Bearer ...)")
+            who = await reviews.account(self._api, token, self._audience)
+            await reviews.check_access(
+                self._api, who, verb, namespace=namespace, name=name, subresource=subresource
             )
-        except AccessDenied as error:
-            metrics.PUSHES_REFUSED.inc()
-            await self._tell(namespace, name, str(error))
-            raise
+            return who
 
     async def may_create(self, who: reviews.Account, namespace: str, name: str) -> None:
         """Raise AccessDenied unless the account may create LoRAAdapters in the namespace."""
-        try:
+        async with self._refusals_told(namespace, name):
             await reviews.check_access(self._api, who, "create", namespace=namespace, name=name)
+
+    @asynccontextmanager
+    async def _refusals_told(self, namespace: str, name: str) -> AsyncIterator[None]:
+        try:
+            yield
         except AccessDenied as error:
             metrics.PUSHES_REFUSED.inc()
             await self._tell(namespace, name, str(error))
             raise
-
-    async def _admit(
-        self,
-        metadata: Mapping[str, str],
-        verb: str,
-        *,
-        namespace: str,
-        name: str,
-        subresource: str,
-    ) -> reviews.Account:
-        given = metadata.get("authorization", "")
-        token = given[len(_BEARER) :].strip()
-        if not given.lower().startswith(_BEARER) or not token:
-            raise AccessDenied("the call carries no token (authorization: Bearer ...)")
-        who = await reviews.account(self._api, token, self._audience)
-        await reviews.check_access(
-            self._api, who, verb, namespace=namespace, name=name, subresource=subresource
-        )
-        return who
 
     async def _tell(self, namespace: str, name: str, line: str) -> None:
         """Post an Event, but not the same one again and again: anybody can knock."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 from lorafleet.certificates import CertificateFiles
+from lorafleet.server_tls import server_tls
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
 from lorafleet_operator import metrics
@@ -19,8 +20,6 @@ from lorafleet_operator.push.spool import Spool
 from lorafleet_operator.sources.pushed import threads
 
 if TYPE_CHECKING:
-    from lorafleet.certificates import Certificates
-
     from lorafleet_operator.fleet import Fleet
 
 _LOG: Final = logging.getLogger(__name__)
@@ -59,7 +58,9 @@ class PushServer:
         )
         if settings.push_tls_dir is not None:
             files = CertificateFiles(settings.push_tls_dir)
-            self.port = self._server.add_secure_port(settings.push_listen, _tls(files))
+            self.port = self._server.add_secure_port(
+                settings.push_listen, server_tls(files, mutual=False)
+            )
         elif _is_loopback(settings.push_listen):
             self.port = self._server.add_insecure_port(settings.push_listen)
         else:
@@ -98,25 +99,3 @@ def _is_loopback(listen: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _tls(files: CertificateFiles) -> grpc.ServerCredentials:
-    """Return credentials that are looked at again for each connection; clients show tokens."""
-    used = [files.current()]
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        found = files.current()
-        if found is used[0]:
-            return None
-        used[0] = found
-        return _configuration(found)
-
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(used[0]),
-        fetch,  # type: ignore[arg-type]  # None means no change; the stubs forgot it
-        require_client_authentication=False,
-    )
-
-
-def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)])

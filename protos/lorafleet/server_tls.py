@@ -1,4 +1,4 @@
-"""Mutual TLS of the gRPC servers."""
+"""TLS of the gRPC servers, with certificates that may be renewed while they run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lorafleet.certificates import CertificateFiles, Certificates
 
 
-def mutual_tls(files: CertificateFiles) -> grpc.ServerCredentials:
-    """Return credentials that refuse clients without a certificate of `ca.crt`.
+def server_tls(files: CertificateFiles, *, mutual: bool) -> grpc.ServerCredentials:
+    """Return a server's credentials; if `mutual`, clients need a certificate of `ca.crt`.
 
     The files are looked at again for each new connection, so that renewed ones work without a
     restart. gRPC takes TLS 1.2 and 1.3, and of 1.2 only suites with forward secrecy and AEAD.
@@ -28,7 +28,7 @@ def mutual_tls(files: CertificateFiles) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used[0]),
         fetch,  # type: ignore[arg-type]  # None means no change; the stubs forgot it
-        require_client_authentication=True,
+        require_client_authentication=mutual,
     )
 
 
