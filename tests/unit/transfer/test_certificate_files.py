@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
-import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from certificates import AN_HOUR, FUTURE, PAST, Authority, MountedSecret
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from lorafleet.certificates import CertificateFiles, CertificatesUnusable, expires_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from lorafleet.certificates import (
+    CertificateFiles,
+    Certificates,
+    CertificatesUnusable,
+    expires_at,
+)
 
 OLD, NEW = Authority("old"), Authority("new")
 
@@ -114,32 +116,50 @@ def test_files_written_one_by_one_are_used_when_they_belong_together(tmp_path: P
     assert files.current().certificate == fresh["tls.crt"]
 
 
-def test_no_reading_mixes_two_swaps(secret: MountedSecret) -> None:
-    """A thread swaps as fast as it can; key and certificate of each reading belong together."""
-    contents = [Authority(str(n)).files("sidecar") for n in range(8)]
-    together = {(c["ca.crt"], c["tls.key"], c["tls.crt"]) for c in contents}
-    secret.swap(contents[0])
+@pytest.fixture
+def swaps(secret: MountedSecret, monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, bytes]]:
+    """What is swapped in before which of the next reads of a file, counted from 0."""
+    coming: dict[int, dict[str, bytes]] = {}
+    reads, read = itertools.count(), Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        if coming and (fresh := coming.pop(next(reads), None)):
+            secret.swap(fresh)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+    return coming
+
+
+def _whole(found: Certificates) -> dict[str, bytes]:
+    return {"ca.crt": found.ca, "tls.key": found.key, "tls.crt": found.certificate}
+
+
+@pytest.mark.parametrize("read", range(3))
+def test_a_swap_between_two_reads_mixes_nothing(
+    read: int, secret: MountedSecret, swaps: dict[int, dict[str, bytes]]
+) -> None:
     files = CertificateFiles(secret.folder)
-    stop = threading.Event()
+    fresh = NEW.files("sidecar")
+    secret.swap(OLD.files("sidecar"))
+    swaps[read] = fresh
+    assert _whole(files.current()) == fresh
+    assert not swaps
+    assert files.problem == ""
 
-    def swapping() -> None:
-        for number in range(400):
-            secret.swap(contents[number % len(contents)])
-        stop.set()
 
-    thread = threading.Thread(target=swapping)
-    thread.start()
-    seen = set()
-    while not stop.is_set():
-        found = files.current()
-        seen.add((found.ca, found.key, found.certificate))
-    thread.join()
-    assert seen <= together
-    assert len(seen) > 1
-    last = files.current()
-    assert (last.ca, last.key, last.certificate) == tuple(
-        contents[399 % 8][name] for name in ("ca.crt", "tls.key", "tls.crt")
-    )
+def test_files_that_never_stand_still_keep_what_was_read(
+    secret: MountedSecret, swaps: dict[int, dict[str, bytes]]
+) -> None:
+    files = CertificateFiles(secret.folder)
+    before, fresh = files.current(), [NEW.files("sidecar") for _ in range(3)]
+    secret.swap(OLD.files("sidecar"))
+    # What is read is removed at once, so each of the three attempts ends with its first file.
+    swaps.update(enumerate(fresh))
+    assert files.current() is before
+    assert files.problem == "the files change while they are read"
+    assert _whole(files.current()) == fresh[-1]
+    assert files.problem == ""
 
 
 @pytest.mark.parametrize(
