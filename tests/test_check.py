@@ -1,0 +1,88 @@
+"""hack/check in CI: a race that a test lost once refuses no landing and is named; all else refuses it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RACE = """
+from pathlib import Path
+
+def test_race(tmp_path):
+    (tmp_path / "server.log").write_text("what the server said")
+    marker = Path(__file__).with_suffix(".lost")
+    lost = not marker.exists()
+    marker.touch()
+    assert not lost
+"""
+BROKEN = "def test_broken():\n    assert False\n"
+SOUND = "def test_sound():\n    pass\n"
+UNREADABLE = "import nothing_of_this_name\n"
+
+
+def checked(
+    root: Path, tests: dict[str, str], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `hack/check contract` in a clone that has these tests alone."""
+    contract = root / "tests" / "contract"
+    contract.mkdir(parents=True)
+    (root / "hack").mkdir()
+    shutil.copy(REPOSITORY / "hack" / "check", root / "hack" / "check")
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(REPOSITORY / name, root / name)
+    (root / ".venv").symlink_to(REPOSITORY / ".venv")
+    for name, text in tests.items():
+        (contract / f"test_{name}.py").write_text(text)
+    kept = {name: value for name, value in os.environ.items() if name != "CI"}
+    return subprocess.run(
+        [root / "hack" / "check", "contract"],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_race_lost_once_goes_on_and_is_named(tmp_path: Path) -> None:
+    ended = checked(tmp_path, {"a": RACE, "b": SOUND}, {"CI": "true"})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "end of server.log" in ended.stdout, "what a lost race left to read is shown"
+    assert ended.stdout.endswith(
+        "FLAKY: tests/contract/test_a.py::test_race failed once and passed alone: repair them\n"
+    )
+
+
+def test_a_race_refuses_everywhere_else(tmp_path: Path) -> None:
+    ended = checked(tmp_path, {"a": RACE, "b": SOUND}, {})
+    assert ended.returncode == 1
+    assert "FLAKY" not in ended.stdout
+    assert "FAILED: suite contract" in ended.stderr
+    assert "stopping after 1 failures" in ended.stdout
+
+
+def test_what_fails_again_refuses_and_the_first_run_shows_every_failure(tmp_path: Path) -> None:
+    ended = checked(tmp_path, {"a": BROKEN, "b": RACE, "c": SOUND}, {"CI": "true"})
+    assert ended.returncode == 1
+    assert "2 failed, 1 passed" in ended.stdout
+    assert "1 failed, 1 passed" in ended.stdout, "those two alone"
+    assert "FAILED: suite contract" in ended.stderr
+    assert "FLAKY" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ({str(number): RACE for number in range(4)}, "4 failed"),
+        ({"a": UNREADABLE, "b": SOUND}, "1 error"),
+    ],
+    ids=["more than a few", "no tests at all"],
+)
+def test_what_is_no_race_is_not_tried_again(
+    tmp_path: Path, tests: dict[str, str], said: str
+) -> None:
+    ended = checked(tmp_path, tests, {"CI": "true"})
+    assert ended.returncode == 1
+    assert said in ended.stdout
+    assert "once more" not in ended.stdout
