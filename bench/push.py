@@ -27,10 +27,10 @@ from kubernetes import config, utils
 from localcluster import LocalCluster
 from localstack import LocalStack
 from lorafleet.push import Fleet
+from processes import free_port
 from psutil import Process
 from pushing import PUSH_RULES, account, token
 from safetensors.torch import save_file
-from servers import free_port
 
 PLACE = {"name": "rl", "base_model": "tiny/simulated", "pool": "pool"}
 CONFIG = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["q_proj"]}

@@ -6,7 +6,9 @@ Every process leads a session of its own, so that it ends with all its children,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 CHILDREN_SECONDS = 5.0
+_PORTS = range(15_000, 32_768)
+"""Below those that Linux gives to connections and to whoever listens on port 0."""
+_turns = itertools.count(secrets.randbelow(len(_PORTS)))
 
 
 class ProcessFailed(RuntimeError):
@@ -134,11 +139,12 @@ class LocalProcess:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port at `address` that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port at `address` that nothing listens on now, and nobody is given before its server starts."""
+    while True:
+        port = _PORTS[next(_turns) % len(_PORTS)]
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((address, port))
+            return port
 
 
 def answers(url: str, status: int = 200) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 from arena_builder import ArenaBuilder
+from processes import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ class EngineServer:
         self.volume = volume
         self.arena = ArenaBuilder(volume)
         self.log = volume / "server.log"
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
         self._command = [
@@ -132,10 +132,3 @@ class EngineServer:
             "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path)}
         )
         assert answer.status_code == 200, answer.text
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -112,7 +112,7 @@ class GatedFleet(SimulatedFleet):
         engines = (await self.pool_status()).get("engines", ())
         return next((e["message"] for e in engines if e["podName"] == name), "")
 
-    async def settled_on(self, names: set[str], seconds: float = 30) -> None:
+    async def settled_on(self, names: set[str], seconds: float = 60) -> None:
         """Wait until every adapter is Ready, and its replicas are on these engines."""
 
         def done() -> bool:
@@ -150,7 +150,7 @@ class GatedFleet(SimulatedFleet):
         entries = self.engines[name].loaded.values()
         return frozenset(entry.adapter for entry in entries if entry.published)
 
-    async def until(self, done: Callable[[], Any], seconds: float = 30) -> None:
+    async def until(self, done: Callable[[], Any], seconds: float = 60) -> None:
         """Wait until `done()`."""
         async with asyncio.timeout(seconds):
             while not done():

@@ -72,7 +72,7 @@ def _wait(kube: KubeRest, namespace: str) -> None:
     """The API server takes a moment to know its policies: all of them, the last made one too."""
     spec = {"containers": [{"name": "vllm", "image": "x/vllm-openai:1", "args": ["--enable-lora"]}]}
     body = {"metadata": {"generateName": "probe-", "labels": {POOL: "probe"}}, "spec": spec}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         made, warnings = create(kube, namespace, body)
         if "initContainers" in made["spec"] and warnings:

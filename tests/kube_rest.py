@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
-SECONDS = 30
+SECONDS = 60
 
 
 class Refused(AssertionError):

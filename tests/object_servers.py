@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from obstore.store import AzureStore
-from servers import free_port
+from processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -194,7 +194,7 @@ class Chain:
         return list(found["items"])
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 30.0, what: str = "") -> None:
+def eventually(condition: Callable[[], Any], seconds: float = 60.0, what: str = "") -> None:
     """Wait until `condition()` is true; fail naming `what`."""
     deadline = time.monotonic() + seconds
     while not condition():

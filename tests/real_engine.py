@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from servers import free_port
+from processes import free_port
 from staging_builders import SourceAdapter
 from tiny_models import dense_modules, make_adapter
 

@@ -114,9 +114,11 @@ class Rig:
 
     async def answer(self, model: str, **fields: Any) -> str:
         """Ask the engine as a user does; the text tells which revision answered."""
-        async with httpx.AsyncClient(base_url=self.engine.url, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=self.engine.url, trust_env=False, verify=False
+        ) as client:
             body = {"model": model, "prompt": "x", **fields}
-            response = await client.post("/v1/completions", json=body, timeout=30)
+            response = await client.post("/v1/completions", json=body, timeout=60)
             response.raise_for_status()
             return str(response.json()["choices"][0]["text"])
 
@@ -133,7 +135,7 @@ class Rig:
         return sum(each.in_flight for each in revisions)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until `condition()` is true; fail with its source line after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():

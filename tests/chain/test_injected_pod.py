@@ -20,8 +20,8 @@ from injection import SIDECAR, create, installed, manifest, pod_of
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from pod_processes import PodProcesses, memory_volume
+from processes import free_port
 from real_engine import BASE, source
-from servers import free_port
 from staging_client import stage
 from tiny_models import make_dense
 

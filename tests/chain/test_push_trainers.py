@@ -11,10 +11,10 @@ from lorafleet.push import Fleet
 from lorafleet.push.callback import PushCallback
 from lorafleet.push.rollouts import FleetRollouts
 from operator_chain import BASE
+from processes import free_port
 from push_training import RANK_PATTERN, Compared, grpo, policy, supervised, weights
 from pushing import PUSH_RULES, account, token
 from real_chain import ENGINE
-from servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 from chart_release import Release
 from localstack import LocalStack
+from processes import free_port
 from pushing import PUSH_RULES, Content, Trainer, account, token
-from servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

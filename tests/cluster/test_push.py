@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 from gated_fleet import GatedFleet
 from localstack import LocalStack
+from processes import free_port
 from pushing import PUSH_RULES, BrokenOff, Content, Trainer, account, token
-from servers import free_port
 from simulated_engine import Behaviour
 
 if TYPE_CHECKING:

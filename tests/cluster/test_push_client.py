@@ -16,9 +16,9 @@ from gated_fleet import GatedFleet
 from localstack import LocalStack
 from lorafleet.errors import AccessDenied, AdapterRejected
 from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
+from processes import free_port
 from psutil import Process
 from pushing import MODULE, PUSH_RULES, Content, account, token
-from servers import free_port
 from simulated_engine import Behaviour
 
 if TYPE_CHECKING:

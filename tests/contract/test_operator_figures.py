@@ -13,7 +13,7 @@ from lorafleet_operator.cluster.requests import send
 from lorafleet_operator.rounds import Outcome, Rounds
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.wake import Wakeups
-from servers import free_port
+from processes import free_port
 
 if TYPE_CHECKING:
     from lorafleet_operator.fair import Turn

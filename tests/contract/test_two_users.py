@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pod_processes import as_user, memory_volume
-from servers import free_port
+from processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,9 @@ from lorafleet.errors import (
 from lorafleet_operator.sources.bounds import SourceSettings
 from object_servers import PASSWORD, Registry, start_registry
 from object_source_rig import DATA, FILES, OTHER, OTHER_DATA, refused, resolved
+from processes import free_port
 from registry_tokens import ISSUER, SERVICE, TokenServer
-from servers import CuttingProxy, free_port
+from servers import CuttingProxy
 from source_builders import read_all
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from lorafleet.push.fleet import content_of
 from peft_trainers import file_of, peft_model, sha
+from processes import free_port
 from push_processes import CONFIG
-from servers import free_port
 
 TESTS = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def test_the_main_process_sends_the_whole_adapter_and_the_others_nothing() -> No
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, cwd=TESTS, text=True)
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[0].split("\n") for rank in ranks]
+    said = [rank.communicate(timeout=300)[0].split("\n") for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     found = [dict(line.split() for line in lines if line) for lines in said]
     assert found[0] == dict.fromkeys(("ddp", "fsdp", "fsdp2"), wanted)

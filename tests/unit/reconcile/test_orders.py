@@ -50,7 +50,7 @@ async def test_engines_unload_at_once_and_the_names_of_one_after_another() -> No
     sidecars = Sidecars("a", "b", "c")
     fleet: Any = KnownFleet(World({}, {}, {}, {}, ()), sidecars)
     found = facts(*sidecars.views, placed=Placed(lost_name=True))
-    async with asyncio.timeout(30):  # one by one they would wait for ever
+    async with asyncio.timeout(60):  # one by one they would wait for ever
         await retire(found, fleet)
     assert sidecars.asked == {f"uid-{name}": ["old", "team-a/sql"] for name in "abc"}
     assert found.troubles == {}

@@ -49,10 +49,17 @@ async def running(
     made = Rounds(passes, wakeups=passes.wakeups, settings=settings, gather=gather)
     made.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield made
     finally:
         await made.close()
+
+
+async def over(made: Rounds, passes: Passes, count: int) -> None:
+    """Add the object, and wait for the end of its pass of this number."""
+    made.add("u", KEY)
+    while passes.count < count or made._rounds["u"].task:
+        await asyncio.sleep(0)
 
 
 async def test_an_error_never_ends_an_objects_rounds() -> None:
@@ -100,25 +107,22 @@ async def test_a_wake_up_during_a_pass_is_kept_for_the_next() -> None:
 
 
 async def test_wake_ups_gather_for_one_pass_but_news_is_looked_at_at_once() -> None:
-    passes = Passes(True, True, True, interval=3600.0)
-    async with running(passes, gather=0.05) as made:
-        made.add("u", KEY)
-        while passes.count < 1 or made._rounds["u"].task:
-            await asyncio.sleep(0)
-        passes.wakeups.wake(KEY)
+    passes = Passes(True, True, interval=3600.0)
+    async with running(passes, gather=3600.0) as made:
+        await over(made, passes, 1)
         passes.wakeups.wake(KEY)
         for _ in range(5):
             await asyncio.sleep(0)
         assert passes.count == 1
-        while passes.count < 2 or made._rounds["u"].task:
-            await asyncio.sleep(0.001)
-    async with running(passes, gather=3600.0) as made:
-        passes.results = [True, True]
-        made.add("u", KEY)
-        await asyncio.sleep(0.001)
-        passes.wakeups.wake(KEY)
         passes.wakeups.wake(KEY, news=True)
         await passes.ended.wait()
+    passes = Passes(True, True, interval=3600.0)
+    async with running(passes, gather=0.01) as made:
+        await over(made, passes, 1)
+        passes.wakeups.wake(KEY)
+        passes.wakeups.wake(KEY)
+        await over(made, passes, 2)
+        assert made._rounds["u"].due > asyncio.get_running_loop().time() + 60
 
 
 async def test_news_ends_a_pause_after_failures_and_nothing_else_does_so_at_once() -> None:
@@ -144,9 +148,7 @@ async def test_what_engines_say_after_a_failure_is_heard_after_a_while(
     monkeypatch.setattr(rounds, "_QUIET_SECONDS", 0.01)
     passes = Passes(False, True, interval=3600.0)
     async with running(passes, SLOW) as made:
-        made.add("u", KEY)
-        while passes.count < 1 or made._rounds["u"].task:
-            await asyncio.sleep(0)
+        await over(made, passes, 1)
         passes.wakeups.wake(KEY)
         await passes.ended.wait()
 
@@ -206,32 +208,37 @@ async def test_the_end_cuts_off_passes_and_none_follows() -> None:
     assert left == []
 
 
-async def test_passes_at_a_time_are_bounded_and_one_that_waits_for_long_leaves_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Hanging(Passes):
+    """Passes without an end; `ended` is set when the fifth begins."""
+
+    async def __call__(self, uid: str, place: Turn) -> Outcome | None:
+        self.count += 1
+        if self.count == 5:
+            self.ended.set()
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_passes_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_PLACES", 2)
+    monkeypatch.setattr(rounds, "_LONG_SECONDS", 3600.0)
+    passes = Hanging()
+    async with running(passes) as made:
+        for number in range(5):
+            made.add(f"u-{number}", f"ns/{number}")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert passes.count == 2
+
+
+async def test_a_pass_that_waits_for_long_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_PLACES", 2)
     monkeypatch.setattr(rounds, "_LONG_SECONDS", 0.01)
-    at_once = 0
-
-    class Hanging(Passes):
-        async def __call__(self, uid: str, place: Turn) -> Outcome | None:
-            nonlocal at_once
-            self.count += 1
-            if self.count == 2:
-                for _ in range(5):
-                    await asyncio.sleep(0)
-                at_once = self.count
-            if self.count == 5:
-                self.ended.set()
-            await asyncio.Event().wait()
-            return None
-
     passes = Hanging()
     async with running(passes) as made:
         for number in range(5):
             made.add(f"u-{number}", f"ns/{number}")
         await passes.ended.wait()
-    assert at_once == 2
 
 
 async def test_an_object_says_something_new_unless_only_its_status_changed() -> None:

@@ -1,8 +1,9 @@
 """A folder of a volume: links, folders out of bounds, files that change."""
 
+import itertools
 import os
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lorafleet.errors import (
@@ -263,35 +264,45 @@ async def test_a_file_written_in_place_or_removed_is_noticed(claim: Path) -> Non
         await found.read(0, 100)
 
 
-async def test_a_folder_swapped_for_a_link_out_of_the_volume_never_leads_out(claim: Path) -> None:
-    """Another process swaps folder and link as fast as it can; nothing of outside is read."""
+@pytest.mark.parametrize("inside", [None, Path("good")], ids=["folder", "link"])
+@pytest.mark.parametrize("first", ["inside", "outside"])
+async def test_what_is_swapped_for_a_link_out_of_the_volume_never_leads_out(
+    claim: Path, monkeypatch: pytest.MonkeyPatch, inside: Path | None, first: str
+) -> None:
+    """Before each step of a look and a read in turn another process swaps; all is read, or nothing."""
     outside = write(claim.parent / "other" / "sql", adapter(seed=9))
-    write(claim / "good", adapter(seed=1))
-    (claim / "bad").symlink_to(outside)
-    (claim / "sql").symlink_to("good")
-    stop = threading.Event()
+    sql, good = write(claim / "sql", adapter(seed=1)), claim / "good"
+    order = (inside, outside) if first == "inside" else (outside, inside)
+    steps = swapped_at = 0
 
-    def swap() -> None:
-        while not stop.is_set():
-            for target in (outside, Path("good")):
-                (claim / "next").symlink_to(target)
-                (claim / "next").replace(claim / "sql")
+    def put(target: Path | None) -> None:
+        """Make `sql` a link to `target`, or the folder itself."""
+        sql.unlink() if sql.is_symlink() else sql.rename(good)
+        good.rename(sql) if target is None else sql.symlink_to(target)
 
-    thread = threading.Thread(target=swap)
-    thread.start()
+    def stepping(call: Any) -> Any:
+        def step(*args: Any, **named: Any) -> Any:
+            nonlocal steps
+            if steps == swapped_at:
+                put(order[1])
+            steps += 1
+            return call(*args, **named)
+
+        return step
+
+    for name in ("open", "readlink"):
+        monkeypatch.setattr(os, name, stepping(getattr(os, name)))
     contents = set()
-    try:
-        for count in range(20_000):
-            if count >= 300 and len(contents) >= 2:
-                break
-            try:
-                found = await resolved(claim)
-                contents.add(await read_all(found))
-            except (PathNotAllowed, SourceChanged):
-                contents.add(b"refused")
-    finally:
-        stop.set()
-        thread.join()
+    for swapped_at in itertools.count():
+        put(order[0])
+        steps = 0
+        try:
+            contents.add(await read_all(await resolved(claim)))
+        except (PathNotAllowed, SourceChanged):
+            contents.add(b"refused")
+        if steps <= swapped_at:
+            break  # all was over before it
+    assert swapped_at >= 3
     assert contents == {b"refused", data_of(adapter(seed=1)[WEIGHTS])}
 
 

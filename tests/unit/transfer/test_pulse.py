@@ -48,11 +48,14 @@ async def test_a_process_that_answers_may_be_slow() -> None:
 
 
 async def test_what_the_asker_sleeps_is_not_counted_against_the_other_side() -> None:
+    answered = asyncio.Event()
+
     async def ask() -> None:
         asyncio.get_running_loop().call_later(0, time.sleep, 0.6)  # longer than it would wait
         await asyncio.sleep(0.05)
+        answered.set()
 
     pulse = Pulse("sidecar at x", ask, 0.5)
-    await asyncio.sleep(1.5)
-    assert pulse.lost is None
+    async with pulse.within(60, "answer"):
+        await answered.wait()
     await pulse.stop()
