@@ -20,8 +20,7 @@ class Behaviour:
     max_loras: int = 2
     max_cpu_loras: int = 3
     workers: int = 1
-    load_seconds: float = 0.0
-    first_request_seconds: float = 30.0
+    first_request_seconds: float = 60.0
     refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
     wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold
     deadly: set[str] = field(default_factory=set)  # digests whose load kills the engine

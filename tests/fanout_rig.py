@@ -165,7 +165,7 @@ async def _process(
     assert process.stdout is not None
     try:
         yield process, int(await asyncio.wait_for(process.stdout.readline(), 60))
-        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     finally:
         if process.returncode is None:
             process.kill()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POOL = "demo.engines.lorafleet"
-LIMITS = Limits(window_chunks=4, stall_seconds=30, commit_seconds=30)
+LIMITS = Limits(window_chunks=4, stall_seconds=120, commit_seconds=120)
 MOST_SEEDS = 6
 
 
@@ -88,11 +88,11 @@ class Fleet:
                         adapter="demo/x", served_name="demo/x", digest=result.digest,
                         loader="direct", publish=True,
                     )  # fmt: skip
-                    await self.link(uid).client.load(load, 30)
+                    await self.link(uid).client.load(load, 120)
                     drop = pb.UnloadAdapterRequest(
                         adapter="demo/x", served_name="demo/x", drop_staged=True
                     )
-                    await self.link(uid).client.unload(drop, 30)
+                    await self.link(uid).client.unload(drop, 120)
                 except Exception as error:
                     self.failures.append(f"{uid}: {error!r}")
             self.rounds += 1
@@ -103,11 +103,10 @@ class Fleet:
             lambda: all(
                 link._tls is not None and link._tls.certificates is self.files.current()
                 for link in self.links.all()
-            ),
-            30,
+            )
         )
         after = self.rounds + 2
-        await until(lambda: self.rounds >= after, 60)
+        await until(lambda: self.rounds >= after)
 
 
 @pytest.fixture
@@ -212,7 +211,7 @@ async def test_an_authority_that_one_side_does_not_know_yet_costs_no_contact(
     await until(lambda: fleet.files.current() is not before)
     await until(lambda: caplog.text.count("does not take the renewed certificates yet") == 2)
     after = fleet.rounds + 2
-    await until(lambda: fleet.rounds >= after, 30)
+    await until(lambda: fleet.rounds >= after)
     for secret in fleet.engines:
         secret.swap(new.files("sidecar", POOL))
     await fleet.renewed()

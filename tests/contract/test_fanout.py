@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from staging_builders import SourceAdapter
 
-LIMITS = Limits(window_chunks=4, stall_seconds=10, commit_seconds=30)
+LIMITS = Limits(window_chunks=4, stall_seconds=60, commit_seconds=60)
 ADAPTER = source_adapter(rank=64)
 COUNT = len(ADAPTER.cuts())
 
@@ -116,7 +116,7 @@ async def test_new_engines_are_filled_from_a_neighbour_without_a_byte_of_the_sou
         digest = revision_of(staged[first]).digest
         sent: list[int] = []
         rest = {uid: engines.targets[uid] for uid in others}
-        filled = await fill(order(digest, adapter), engines.targets[first].client, rest, 30)
+        filled = await fill(order(digest, adapter), engines.targets[first].client, rest, 60)
         assert {revision_of(result).digest for result in filled.values()} == {digest}
         assert sorted(filled) == others
         image = revision_of(staged[first])
@@ -147,7 +147,7 @@ async def test_a_neighbour_that_dies_while_it_fills_others_leaves_them_what_it_s
         source = CountedSource(ADAPTER)
         staged = await spread(source.payload(), donor, LIMITS)
         digest = revision_of(staged["pod-0"]).digest
-        broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 30)
+        broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 60)
         assert all(isinstance(error, EngineUnreachable) for error in broken.values())
         results = await spread(source.payload(), engines.targets, LIMITS)
         assert {revision_of(result).digest for result in results.values()} == {digest}
@@ -174,13 +174,13 @@ async def test_a_revision_that_is_not_there_or_for_another_pod_is_refused(volume
     async with pool(volume, 2) as engines:
         target = {"pod-1": engines.targets["pod-1"]}
         donor = engines.targets["pod-0"].client
-        lost = await fill(order("sha256:0"), donor, target, 30)
+        lost = await fill(order("sha256:0"), donor, target, 60)
         assert str(lost["pod-1"]).endswith("sha256:0 is not staged in this pod")
         staged = await spread(
             CountedSource(ADAPTER).payload(), {"pod-0": engines.targets["pod-0"]}, LIMITS
         )
         digest = revision_of(staged["pod-0"]).digest
-        stranger = await fill(order(digest), donor, {"pod-9": target["pod-1"]}, 30)
+        stranger = await fill(order(digest), donor, {"pod-9": target["pod-1"]}, 60)
         assert "this sidecar is pod uid pod-1, the transfer is for pod-9" in str(stranger["pod-9"])
         assert engines.sidecars["pod-1"].store.revisions() == []
 

@@ -19,7 +19,7 @@ from staging_builders import source_adapter
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIMITS = Limits(window_chunks=4, stall_seconds=10, commit_seconds=30)
+LIMITS = Limits(window_chunks=4, stall_seconds=60, commit_seconds=60)
 ADAPTER = source_adapter(rank=64)
 POOL = "engines.team-a.lorafleet"
 
@@ -60,7 +60,7 @@ async def test_a_sidecar_of_another_pool_is_given_nothing_whoever_names_it(
             digest=digest, adapter="a/b", fingerprint="x", chunk_bytes=CHUNK
         )
         target = {"pod-1": engines.targets["pod-1"]}
-        refused = await fill(order, engines.targets["pod-0"].client, target, 30)
+        refused = await fill(order, engines.targets["pod-0"].client, target, 60)
         assert isinstance(refused["pod-1"], EngineUnreachable)
         assert engines.taken()["pod-1"] == 0
 
@@ -77,7 +77,7 @@ async def test_without_a_name_for_its_neighbours_a_sidecar_sends_none_anything(
             fingerprint="x",
             chunk_bytes=CHUNK,
         )
-        refused = await fill(order, donor["pod-0"].client, engines.targets, 30)
+        refused = await fill(order, donor["pod-0"].client, engines.targets, 60)
         assert "LORAFLEET_PEER_NAME" in str(refused["pod-1"])
         assert engines.taken()["pod-1"] == 0
 

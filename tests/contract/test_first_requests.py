@@ -34,7 +34,7 @@ class Watcher:
 
     async def hear(self, *names: str) -> None:
         """Wait until exactly these names are requested."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await self._stream.read()).inventory.requested != list(names):
                 pass
 
@@ -56,9 +56,9 @@ async def watcher(rig: Rig) -> Watcher:
 
 async def ask(rig: Rig, model: str) -> tuple[int, str]:
     """Return the status and the text or the error's line of one request."""
-    async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False, verify=False) as client:
         body = {"model": model, "prompt": "x"}
-        response = await client.post("/v1/completions", json=body, timeout=30)
+        response = await client.post("/v1/completions", json=body, timeout=60)
         answer = response.json()
         if response.is_success:
             return 200, str(answer["choices"][0]["text"])
@@ -80,11 +80,13 @@ async def test_an_adapter_on_demand_is_known_but_not_loaded_before_a_request(rig
 
 
 async def test_twenty_first_requests_at_once_make_one_load(rig: Rig) -> None:
-    rig.engine.behaviour.load_seconds = 0.2
     digest = rig.put(1)
     await rig.load(digest, residency="onDemand")
-    answers = await asyncio.gather(*(rig.answer(NAME) for _ in range(20)))
-    assert answers == [digest[7:19]] * 20
+    rig.engine.loads_go_on.clear()
+    answers = asyncio.gather(*(rig.answer(NAME) for _ in range(20)))
+    await until(lambda: [w.requests for w in rig.engine.first_requests._awaited.values()] == [20])
+    rig.engine.loads_go_on.set()
+    assert await answers == [digest[7:19]] * 20
     assert rig.engine.loads == [(NAME, digest)]
     assert rig.engine.first_requests.figures()["outcomes"] == {"served": 20}
 
@@ -178,7 +180,7 @@ async def test_a_refused_load_is_told_to_those_who_wait_and_tried_again_later(ri
     assert "CUDA error: out of luck" in line
     assert (await rig.inventory()).loaded[0].tier == pb.TIER_STAGED
     rig.engine.behaviour.refuse.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await ask(rig, NAME))[0] != 200:
             await asyncio.sleep(0.1)
 

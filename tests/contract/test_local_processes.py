@@ -41,7 +41,7 @@ def gone(pid: int) -> bool:
 
 
 def eventually_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return gone(pid)
@@ -49,7 +49,7 @@ def eventually_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("end", [LocalProcess.stop, LocalProcess.kill], ids=["stop", "kill"])
 def test_children_end_with_their_parent(parent, end):
-    parent.wait_until(lambda: "ready" in parent.log.read_text(), 30)
+    parent.wait_until(lambda: {"ready", "child"} <= {*parent.log.read_text().split()}, 60)
     child = int(parent.log.read_text().split("child ")[1].split()[0])
     assert not gone(child)
     end(parent)
@@ -68,7 +68,7 @@ def test_failure_tells_status_last_line_and_log(tmp_path):
     code = "print('all is well'); print(); raise SystemExit('no such model: x')"
     process = LocalProcess.start("broken", [sys.executable, "-c", code], log)
     with pytest.raises(ProcessFailed) as failed:
-        process.wait_until(lambda: False, 30)
+        process.wait_until(lambda: False, 60)
     assert str(failed.value) == f"broken ended with 1: no such model: x (log: {log})"
 
 
@@ -78,7 +78,7 @@ def test_what_a_process_did_last_counts(tmp_path):
     command = [sys.executable, "-c", f"open({str(result)!r}, 'w').close()"]
     process = LocalProcess.start("worker", command, tmp_path / "worker.log")
     process.popen.wait()
-    process.wait_until(result.exists, 30)
+    process.wait_until(result.exists, 60)
 
 
 def test_time_out_names_what_was_wanted(parent):

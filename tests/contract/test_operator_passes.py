@@ -15,6 +15,7 @@ from lorafleet_operator.pool_pass import reconcile_pool
 from operator_builders import adapter as built
 from operator_builders import pool
 from operator_rig import CASES, operator, ready
+from processes import free_port
 from safetensors.torch import load_file, save_file
 from servers import LyingServer
 from sidecar_rig import Rig, until
@@ -142,7 +143,7 @@ async def test_a_more_important_adapter_takes_a_place_and_gives_it_back_when_it_
         woken = Sleeper()
         op.fleet.wakeups.add(low.key, woken)
         high = await op.apply(op.adapter("high", "d02-all-fp32", priority=1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await woken.woken.wait()
         assert ready(high)[0] == "True"
         low = await op.apply(low)
@@ -356,7 +357,7 @@ async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
 ) -> None:
     async with (
         Rig(volume / "a", pod_uid="u0") as a,
-        Rig(volume / "b", pod_uid="u1") as b,
+        Rig(volume / "b", pod_uid="u1", listen=f"127.0.0.1:{free_port()}") as b,
         Rig(volume / "c", pod_uid="u2") as c,
         operator(tmp_path, a, b, c) as op,
     ):
@@ -366,9 +367,8 @@ async def test_an_engine_that_comes_later_is_filled_by_a_neighbour(
         assert link is not None
         read = metrics.SOURCE_READ_BYTES.labels("volume")._value.get()
         sent = metrics.TRANSFER_BYTES._value.get()
-        b._settings["listen"] = f"127.0.0.1:{link.endpoint.port}"
         await b.start_sidecar()
-        await until(lambda: link.in_contact and link.profile is not None, seconds=30)
+        await until(lambda: link.in_contact and link.profile is not None)
         sql = await op.apply(sql)
         assert ready(sql)[:2] == ("True", "Ready")
         assert b.engine.loads == [("team-a/sql", sql.status.digest)]

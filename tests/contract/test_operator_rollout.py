@@ -77,8 +77,9 @@ class Scene(Operator):
         await asyncio.gather(*(link.refresh() for link in self.fleet.links.all()))
 
     async def until(self, made: LoRAAdapter, reason: str, passes: int = 12) -> LoRAAdapter:
-        """Run passes until Ready says `reason`."""
+        """Run passes until Ready says `reason`, each after it has heard what the sidecars say."""
         for _ in range(passes):
+            await self.refresh()
             made = await self.apply(made)
             if ready(made)[1] == reason:
                 return made
@@ -177,6 +178,7 @@ async def test_a_canary_is_promoted_after_its_time_also_by_another_operator(
         )
         for _ in range(4):
             await tried.answer("team-a/sql")
+        await op.refresh()
         made = await op.apply(made)
         assert made.status.canary is not None
         assert (made.status.canary.requests, made.status.canary.errors) == (4, 0)
@@ -318,13 +320,20 @@ async def test_requests_on_an_old_revision_are_counted_and_aborted_when_their_ti
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path, engines=1) as op:
-        made = await op.begin(drainTimeoutSeconds=2)
+        made = await op.begin(drainTimeoutSeconds=3600)
         (rig,) = op.rigs
         running = await rig.held_request("team-a/sql")
         op.update()
         made = await op.until(made, "Ready")
         (draining,) = made.status.draining
         assert (draining.digest, draining.engines, draining.in_flight) == (op.old, 1, 1)
+        rig.engine.release()
+        assert await running == op.old[7:19]
+
+        made = await op.until(op.spec(made, drainTimeoutSeconds=1), "Ready")
+        running = await rig.held_request("team-a/sql")
+        op.update(OLD)
+        made = await op.until(made, "Ready")
         assert await running == ""  # what there was of the answer, with the reason `abort`
         await until(lambda: len(rig.engine.revisions) == 1)
         await op.refresh()

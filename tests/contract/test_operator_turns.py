@@ -10,11 +10,12 @@ from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look
 from lorafleet_operator.passes import adapter_pass
 from operator_rig import operator, ready
-from sidecar_rig import Rig
+from sidecar_rig import Rig, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from operator_rig import Operator
 
 
@@ -34,7 +35,7 @@ async def test_a_pass_waits_for_its_source_before_it_takes_a_place_among_the_tra
         await asyncio.sleep(0.2)
         assert not work.done()
         for _ in range(op.fleet.settings.transfers):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await op.fleet.transfers.take("others")
         for _ in range(op.fleet.settings.transfers):
             op.fleet.transfers.give_back()
@@ -58,7 +59,7 @@ def _known(op: Operator, name: str) -> str:
 
 
 async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_new(
-    volume: Path, tmp_path: Path
+    volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source is looked at each minute: thousands of passes wait for that after a rush."""
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
@@ -74,16 +75,15 @@ async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_
             place = Turn(places)
             await place.take()
             passes.append(asyncio.create_task(adapter_pass(uid, place, op.fleet)))
-        await asyncio.sleep(0.1)
-        assert places._value == 5, "who waits for its source has left its place to others"
+        await until(lambda: places._value == 5)  # who waits has left its place to others
         assert not any(each.done() for each in passes)
-        sources.give_back()
-        sources.give_back()
-        async with asyncio.timeout(20):
-            while not memory.knows("uid-new", 1):
-                await asyncio.sleep(0.01)
-        behind = [memory._last(uid, 1) for uid in known[2:]]
-        assert [each and each.fingerprint for each in behind] == ["before", "before"]
+        looked, keep = list[str](), memory.keep_look
+        monkeypatch.setattr(
+            memory, "keep_look", lambda uid, look: (looked.append(uid), keep(uid, look))
+        )
+        sources.give_back()  # one at a time: each goes on when the one before has looked
+        await until(lambda: "uid-new" in looked)
+        assert looked.index("uid-new") <= 1, "behind one of those that look again, not behind all"
         for each in passes:
             each.cancel()
         await asyncio.gather(*passes, return_exceptions=True)

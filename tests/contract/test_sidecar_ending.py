@@ -34,12 +34,12 @@ async def test_vllm_ends_when_nothing_runs_and_all_names_come_back_from_the_aren
         client = client_of(rig)
         request = await rig.held_request(NAME)
         with pytest.raises(EngineError, match="1 requests are running"):
-            await client.restart_engine(first, force=False, seconds=10)
+            await client.restart_engine(first, force=False, seconds=60)
         assert rig.engine.ends == []
         rig.engine.release()
         await request
 
-        await client.restart_engine(first, force=False, seconds=10)
+        await client.restart_engine(first, force=False, seconds=60)
         assert rig.engine.ends == [first]
         await rig.engine.kill()
         await rig.engine.start()
@@ -47,7 +47,7 @@ async def test_vllm_ends_when_nothing_runs_and_all_names_come_back_from_the_aren
         assert await rig.answer(NAME) == digest[7:19]
         assert rig.sidecar.agent.counters.engine_deaths == 0, "it was no load that ended it"
 
-        await client.restart_engine(first, force=True, seconds=10)
+        await client.restart_engine(first, force=True, seconds=60)
         assert rig.engine.ends == [first], "another instance has been started again already"
         await client.close()
 
@@ -57,7 +57,7 @@ async def test_vllm_ends_by_force_while_requests_run(volume: Path) -> None:
         await rig.load(rig.put(1))
         await rig.held_request(NAME)
         client = client_of(rig)
-        await client.restart_engine(rig.engine.instance, force=True, seconds=10)
+        await client.restart_engine(rig.engine.instance, force=True, seconds=60)
         assert rig.engine.ends == [rig.engine.instance]
         await client.close()
 
@@ -68,7 +68,7 @@ async def test_an_engine_without_the_plugin_cannot_be_ended(volume: Path) -> Non
         instance = (await rig.inventory()).engine_instance
         client = client_of(rig)
         with pytest.raises(EngineError, match="the plugin"):
-            await client.restart_engine(instance, force=True, seconds=10)
+            await client.restart_engine(instance, force=True, seconds=60)
         await client.close()
 
 
@@ -81,13 +81,13 @@ async def test_no_order_that_was_meant_for_another_pod_is_carried_out(volume: Pa
         send = pb.SendAdapterRequest(digest=digest)
         line = "this sidecar is pod uid pod-1, the call is for pod-2"
         with pytest.raises(EngineUnreachable, match=line):
-            await client.load(load, 10)
+            await client.load(load, 60)
         with pytest.raises(EngineUnreachable, match=line):
-            await client.unload(unload, 10)
+            await client.unload(unload, 60)
         with pytest.raises(EngineUnreachable, match=line):
-            await client.send(send, 10)
+            await client.send(send, 60)
         with pytest.raises(EngineUnreachable, match=line):
-            await client.restart_engine(rig.engine.instance, force=True, seconds=10)
+            await client.restart_engine(rig.engine.instance, force=True, seconds=60)
         stream = client.stage()
         with pytest.raises(EngineUnreachable, match=line):
             await stream.read()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +16,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_sidecar.crashpoint import VARIABLE
 from lorafleet_sidecar.store import RevisionStore
+from processes import free_port
 from sidecar_rig import ARENA_BYTES, put_revision, until
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ class SidecarProcess:
     """`lorafleet-sidecar serve` as a process of its own."""
 
     def __init__(self, volume: Path, engine: FakeEngine) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
         self._environ = {
             **os.environ,
             "LORAFLEET_VOLUME": str(volume),
@@ -62,13 +60,13 @@ class SidecarProcess:
             ],
         )
         self.stub = pb_grpc.SidecarServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        await self.stub.ListAdapters(pb.ListAdaptersRequest(), wait_for_ready=True, timeout=20)
+        await self.stub.ListAdapters(pb.ListAdaptersRequest(), wait_for_ready=True, timeout=60)
         return self
 
     async def ended(self) -> int:
         """Wait for its end; return the exit status."""
         await self.channel.close()
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     async def stop(self) -> int:
         """Ask it to end, as the kubelet does."""

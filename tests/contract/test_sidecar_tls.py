@@ -57,7 +57,7 @@ def channel(port: int, pair: Pair | None, root: Authority = FLEET) -> grpc.aio.C
 async def ask(rig: Rig, pair: Pair | None, root: Authority = FLEET) -> pb.Inventory:
     async with channel(rig.sidecar.port, pair, root) as connected:
         method: Any = connected.unary_unary(SERVICE + "ListAdapters")
-        answer = await method(pb.ListAdaptersRequest().SerializeToString(), timeout=10)
+        answer = await method(pb.ListAdaptersRequest().SerializeToString(), timeout=60)
     return pb.ListAdaptersResponse.FromString(answer).inventory
 
 
@@ -107,7 +107,7 @@ async def outcome(connected: grpc.aio.Channel, method: str) -> tuple[grpc.Status
     kind = EVERY[method]
     call: Any = getattr(connected, kind)(method)
     streams = kind.startswith("stream")
-    running = call(iter([b""]) if streams else b"", timeout=10, metadata=POD)
+    running = call(iter([b""]) if streams else b"", timeout=60, metadata=POD)
     try:
         if kind.endswith("stream"):
             await running.read()
@@ -175,7 +175,7 @@ async def test_an_order_names_the_pod_that_it_is_for(rig: Rig, metadata: Any) ->
         for name in orders:
             call: Any = connected.unary_unary(SERVICE + name)
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await call(b"", timeout=10, metadata=metadata)
+                await call(b"", timeout=60, metadata=metadata)
             assert "this sidecar is pod uid pod-1, the call is for " in str(failure.value.details())
 
 
@@ -184,7 +184,7 @@ async def test_a_neighbour_may_pass_on_but_not_to_another_pod(rig: Rig) -> None:
     manifest = adapter.manifest(pod_uid="pod-2")
     async with channel(rig.sidecar.port, FLEET.issue("neighbour", POOL)) as connected:
         method: Any = connected.stream_stream(SERVICE + "StageAdapter")
-        call = method(iter([frames.encode_manifest(manifest.SerializeToString())]), timeout=10)
+        call = method(iter([frames.encode_manifest(manifest.SerializeToString())]), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError, match="the transfer is for pod-2"):
             await call.read()
 
@@ -256,7 +256,7 @@ async def test_both_sides_tell_when_their_certificates_expire(
 
 async def test_a_plaintext_client_is_refused(rig: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
-        await rig.stub.ListAdapters(pb.ListAdaptersRequest(), timeout=5)
+        await rig.stub.ListAdapters(pb.ListAdaptersRequest(), timeout=60)
 
 
 def tls_client(pair: Pair, protocols: list[str]) -> ssl.SSLContext:
@@ -271,7 +271,7 @@ def tls_client(pair: Pair, protocols: list[str]) -> ssl.SSLContext:
 
 def talk(port: int, context: ssl.SSLContext | None, request: bytes) -> bytes:
     """Return the first that the port answers. Raises OSError when it refuses."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
         if context is None:
             return exchange(plain, request)
         with context.wrap_socket(plain, server_hostname="localhost") as connection:
