@@ -81,8 +81,10 @@ class SimulatedFleet:
         engines: int,
         replicas: int = 3,
         behaviour: Behaviour | None = None,
+        poll_seconds: int = 60,
     ) -> None:
         self.namespace = namespace
+        self.poll_seconds = poll_seconds
         self.root = directory / "volumes"
         self.replicas = replicas
         self.behaviour = behaviour or Behaviour()
@@ -165,7 +167,7 @@ class SimulatedFleet:
         spec = {
             "baseModel": BASE,
             "poolRef": {"name": POOL},
-            "source": {"persistentVolumeClaim": claim},
+            "source": {"persistentVolumeClaim": claim, "pollIntervalSeconds": self.poll_seconds},
             "placement": {"policy": "Spread", "replicas": self.replicas},
             **more,
         }

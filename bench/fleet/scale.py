@@ -13,6 +13,8 @@ churn    1 % of the adapters a minute: half of them new revisions, a quarter new
 loss     a tenth of the engines and their pods go at once
 restart  the operator is killed and started: until it has looked at everything
 idle     nothing happens, but each source is looked at once a minute
+With `--unpolled` nobody looks at a source again: what bringing an adapter up costs, without looks at
+those that are up already, of which a large fleet's longer cold phase has more. Saved beside `cold`.
 A line each 15 s says how far it is. `--save` puts the run into bench/fleet/results/scale.json, phase
 by phase; bench/fleet/plot.py draws what is there. The whole is bounded by `--minutes`.
 """
@@ -148,6 +150,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds for each phase")
     parser.add_argument("--minutes", type=float, default=25, help="for all of it")
     parser.add_argument("--phases", default="cold,warm,churn,loss,restart,idle")
+    parser.add_argument(
+        "--unpolled", action="store_true", help="only cold, with pollIntervalSeconds 0"
+    )
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with (
@@ -162,12 +167,14 @@ def main() -> None:
 
 
 def save(run: dict[str, Any]) -> None:
-    """Put a run in the place of an earlier one of its size."""
+    """Put a run in the place of an earlier one of its size; phases that it lacks are kept."""
     RESULTS.parent.mkdir(exist_ok=True)
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": []}
+    sizes = {(each["engines"], each["adapters"]): each for each in before["runs"]}
     size = (run["engines"], run["adapters"])
-    kept = [each for each in before["runs"] if (each["engines"], each["adapters"]) != size]
-    runs = sorted([*kept, run], key=lambda each: each["adapters"])
+    phases = {**sizes.get(size, run)["phases"], **run["phases"]}
+    sizes[size] = {**run, "phases": phases}
+    runs = sorted(sizes.values(), key=lambda each: each["adapters"])
     RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
 
 
@@ -190,11 +197,17 @@ async def measure(
     options: argparse.Namespace, cluster: LocalCluster, stack: LocalStack, folder: Path
 ) -> None:
     engines, adapters, limit = options.engines, options.adapters, options.limit
-    phases = options.phases.split(",")
+    phases = [] if options.unpolled else options.phases.split(",")
+    poll = 0 if options.unpolled else 60
     each = -(-3 * adapters // engines)
     behaviour = Behaviour(arena_bytes=int(each * ROOM + 4) * EXTENT_BYTES, load_seconds=0.02)
     fleet = SimulatedFleet(
-        cluster.kubeconfig, folder, "fleet", engines=engines, behaviour=behaviour
+        cluster.kubeconfig,
+        folder,
+        "fleet",
+        engines=engines,
+        behaviour=behaviour,
+        poll_seconds=poll,
     )
 
     def start() -> Operator:
@@ -233,7 +246,7 @@ async def measure(
         await meter.begin()
         operator = start()
         await fleet.settled(limit, poll=0.5)
-        await meter.end("cold", adapters)
+        await meter.end("unpolled" if options.unpolled else "cold", adapters)
 
         if "warm" in phases:
             await asyncio.sleep(5)
