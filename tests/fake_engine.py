@@ -41,8 +41,7 @@ class FakeEngine:
         self.port = port
         self.host_address = host
         self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
-        self.loads_go_on = asyncio.Event()  # while a test clears it, loads wait
-        self.loads_go_on.set()
+        self.behaviour.loads_go_on.set()
         self.ends: list[str] = []
         self.alive = False
         self._servers: list[asyncio.Server] = []
@@ -225,7 +224,7 @@ class FakeEngine:
 
     async def _before_load(self, served_name: str, digest: str) -> None:
         self.loads.append((served_name, digest))
-        await self.loads_go_on.wait()
+        await self.behaviour.loads_go_on.wait()
         if digest in self.behaviour.deadly:
             await self._die()
         refusal = self.behaviour.refuse.get(digest, self.behaviour.refuse.get("*"))

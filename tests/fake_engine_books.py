@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ class Behaviour:
     max_loras: int = 2
     max_cpu_loras: int = 3
     workers: int = 1
+    loads_go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """While a test clears it, loads wait."""
     first_request_seconds: float = 60.0
     refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
     wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold

@@ -82,10 +82,10 @@ async def test_an_adapter_on_demand_is_known_but_not_loaded_before_a_request(rig
 async def test_twenty_first_requests_at_once_make_one_load(rig: Rig) -> None:
     digest = rig.put(1)
     await rig.load(digest, residency="onDemand")
-    rig.engine.loads_go_on.clear()
+    rig.engine.behaviour.loads_go_on.clear()
     answers = asyncio.gather(*(rig.answer(NAME) for _ in range(20)))
     await until(lambda: [w.requests for w in rig.engine.first_requests._awaited.values()] == [20])
-    rig.engine.loads_go_on.set()
+    rig.engine.behaviour.loads_go_on.set()
     assert await answers == [digest[7:19]] * 20
     assert rig.engine.loads == [(NAME, digest)]
     assert rig.engine.first_requests.figures()["outcomes"] == {"served": 20}

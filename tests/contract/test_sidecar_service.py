@@ -257,12 +257,12 @@ async def test_a_revision_that_is_not_staged_is_asked_for_again(rig: Rig) -> Non
 
 async def test_a_cancelled_call_does_not_leave_a_switch_half_done(rig: Rig) -> None:
     digest = rig.put(1)
-    rig.engine.loads_go_on.clear()
+    rig.engine.behaviour.loads_go_on.clear()
     call = asyncio.create_task(rig.load(digest))
     await until(lambda: rig.engine.loads)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    rig.engine.loads_go_on.set()
+    rig.engine.behaviour.loads_go_on.set()
     await until(lambda: "team-a/sql" in rig.engine.served)
     await until(lambda: rig.sidecar.agent.counters.operations["load", "ok"] == 1)
     assert await rig.answer("team-a/sql") == digest[7:19]
