@@ -205,10 +205,10 @@ async def test_the_operator_speaks_to_no_sidecar_of_another_name(rig: Rig) -> No
     for name, spoken in ((POOL, True), ("team-b.engines.lorafleet", False)):
         client = SidecarClient("127.0.0.1", rig.sidecar.port, Tls(own, name), pod_uid="pod-1")
         if spoken:
-            assert (await client.inventory(10)).pod_uid == "pod-1"
+            assert (await client.inventory(60)).pod_uid == "pod-1"
         else:
             with pytest.raises(EngineUnreachable):
-                await client.inventory(10)
+                await client.inventory(60)
         await client.close()
 
 
