@@ -52,9 +52,8 @@ def process(
             env={**os.environ, **(environment or {})},
         )
     try:
-        for _ in range(600):
-            if server.poll() is not None:
-                break
+        deadline = time.monotonic() + 120
+        while server.poll() is None and time.monotonic() < deadline:
             if _answers(url):
                 yield
                 return
@@ -62,7 +61,7 @@ def process(
         raise RuntimeError(f"{command[0]} does not answer: {log.read_text()}")
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(10)
+        server.wait(60)
 
 
 def _answers(url: str) -> bool:
@@ -83,7 +82,7 @@ def send(
     # Without a body urllib must not make up a Content-Type, which a signature would not know.
     sent = dict(headers or {}) if body else {"Content-Length": "0", **(headers or {})}
     request = urllib.request.Request(url, data=body or None, method=method, headers=sent)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         answer.read()
         return {name.lower(): value for name, value in answer.headers.items()}
 

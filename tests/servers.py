@@ -78,7 +78,7 @@ def start_s3(
         )
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.sources.base import Blob, ResolvedAdapter
 
 CONFIG = json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}).encode()
-FAST = SourceSettings(allow_private_addresses=True, backoff_s=0.001, stall_timeout_s=5.0)
+FAST = SourceSettings(allow_private_addresses=True, backoff_s=0.001, stall_timeout_s=60.0)
 
 
 def safetensors(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:

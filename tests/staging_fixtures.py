@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -11,7 +14,6 @@ from staging_server import LIMIT, Serving, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -36,6 +38,24 @@ async def refusal(sidecar: Serving, manifest: pb.AdapterManifest) -> grpc.aio.Ai
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await StageCall(sidecar.channel).manifest(manifest)
     return caught.value
+
+
+def open_files(volume: Path) -> int:
+    """How many files of the volume this process has open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            count += str(volume) in str(link.readlink())
+    return count
+
+
+async def nothing_left(sidecar: Serving, files: int) -> None:
+    """Wait until no transfer has space and no more than `files` files are open: a client hears first."""
+    volume = sidecar.store.volume
+    async with asyncio.timeout(60):
+        while reserved(sidecar) or open_files(volume) != files:
+            await asyncio.sleep(0.05)
+    assert list((volume / "staging").iterdir()) == []
 
 
 def reserved(sidecar: Serving) -> int:

@@ -23,7 +23,7 @@ VERSIONS = [
 RIGHT = {
     files["adapter_config.json"]: data_of(files["adapter_model.safetensors"]) for files in VERSIONS
 }
-QUICK = replace(FAST, backoff_s=0.0001, stall_timeout_s=1.0, read_timeout_s=5.0, max_wait_s=0.0)
+QUICK = replace(FAST, backoff_s=0.0001, max_wait_s=0.0)
 
 
 def served(version: int) -> dict[str, bytes]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["sidecar"]  # a fixture
 
 CHUNK = 64 << 10
-LIMITS = Limits(window_chunks=4, stall_seconds=10, commit_seconds=30)
+LIMITS = Limits(window_chunks=4, stall_seconds=60, commit_seconds=60)
 ADAPTER = source_adapter(rank=32)  # 1 MiB
 LENGTH = len(ADAPTER.header)
 WEIGHTS = LENGTH.to_bytes(8, "little") + ADAPTER.header + ADAPTER.data

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from lorafleet import frames
 from lorafleet_sidecar.transfer_service import TransferSettings
 from staging_builders import SourceAdapter, source_adapter
 from staging_client import SERVICE, StageCall, reason, stage
-from staging_fixtures import reserved, sidecar
+from staging_fixtures import nothing_left, open_files, reserved, sidecar
 from staging_server import Serving, serving
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 __all__ = ["sidecar"]  # a fixture
-
-
-def open_files(volume: Path) -> int:
-    links = list(Path("/proc/self/fd").iterdir())
-    return sum(str(volume) in str(link.readlink()) for link in links if link.is_symlink())
 
 
 async def test_two_hundred_at_once_end_well_or_are_told_that_there_is_no_room(
@@ -39,9 +36,7 @@ async def test_two_hundred_at_once_end_well_or_are_told_that_there_is_no_room(
     staged = {outcome for outcome in outcomes if outcome.startswith("sha256:")}
     assert set(outcomes) - staged <= {"StagingFull"}
     assert {info.digest for info in sidecar.store.revisions()} <= staged
-    assert reserved(sidecar) == 0
-    assert list((volume / "staging").iterdir()) == []
-    assert open_files(volume) == files
+    await nothing_left(sidecar, files)
 
 
 async def test_clients_that_vanish_two_hundred_times_leave_nothing_behind(volume: Path) -> None:
@@ -84,10 +79,7 @@ async def test_clients_that_vanish_two_hundred_times_leave_nothing_behind(volume
         for _ in range(20):
             await asyncio.gather(*(vanish() for _ in range(10)))
             reserved(running)  # asserts that the sums agree
-        async with asyncio.timeout(30):
-            while reserved(running) or open_files(volume) != files:
-                await asyncio.sleep(0.05)
-        assert list((volume / "staging").iterdir()) == []
+        await nothing_left(running, files)
         for adapter in adapters:
             await stage(running.channel, adapter)
         assert len(running.store.revisions()) == len(adapters)

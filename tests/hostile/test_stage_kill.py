@@ -79,7 +79,7 @@ async def test_after_a_kill_only_missing_chunks_are_sent_again(volume: Path, ste
     async with sidecar_process(volume, step) as (process, channel):
         with pytest.raises(grpc.aio.AioRpcError):
             await stage(channel, ADAPTER)
-        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     async with serving(volume) as sidecar:
         revision, sent = await stage(sidecar.channel, ADAPTER)
         assert len(sent) == STEPS[step]
@@ -93,7 +93,7 @@ async def test_two_kills_of_one_transfer_lose_nothing(volume: Path) -> None:
         async with sidecar_process(volume, step) as (process, channel):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stage(channel, ADAPTER)
-            await asyncio.wait_for(process.wait(), 30)
+            await asyncio.wait_for(process.wait(), 60)
     async with serving(volume) as sidecar:
         _, sent = await stage(sidecar.channel, ADAPTER)
         assert len(sent) == COUNT - 3
@@ -112,7 +112,7 @@ async def test_receivers_die_with_their_sidecar_and_their_chunks_count(volume: P
                 await send_stripe(receiver, accepted.staging_id, chunks)
         with pytest.raises(grpc.aio.AioRpcError):
             await call.commit()
-        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     for port in accepted.receiver_ports:
         await until_nobody_listens(port)
     async with serving(volume) as sidecar:
