@@ -99,6 +99,8 @@ class Trainer:
     server_name: str = ""
     sent: list[int] = field(default_factory=list)
     """Tensors that the operator asked for, of all pushes."""
+    reached: Callable[[str], None] = lambda moment: None
+    """Told of "accepted", "piece" (each time) and "commit", when that is over."""
 
     def manifest(self, content: Content, step: int, **more: Any) -> pb.PushManifest:
         return pb.PushManifest(
@@ -136,6 +138,7 @@ class Trainer:
                 await call  # raises what the server said
             missing = list(answer.accepted.missing)
             self.sent += missing
+            self.reached("accepted")
             data = list(content.tensors.values())
             for count, index in enumerate(missing):
                 if count == stop_after:
@@ -145,7 +148,9 @@ class Trainer:
                     raise BrokenOff
                 for piece in pieces(index, data[index]):
                     await call.write(pb.PushRequest(bytes=piece))
+                    self.reached("piece")
             await call.write(pb.PushRequest(commit=pb.CommitPush()))
+            self.reached("commit")
             await call.done_writing()
             answer = await call.read()
             if answer is grpc.aio.EOF:

@@ -18,6 +18,11 @@ STEPS: Final = (
     "published",
     "reported",  # the status was written
     "unloaded",  # a deleted adapter is gone from the engines, the finalizer still there
+    "push.piece",  # a piece of a tensor came from a trainer
+    "push.brought",  # all tensors of a push have their file, the revision has not
+    "push.described",  # the revision's own files are written, it has no name yet
+    "push.kept",  # the revision is in the spool, no spec names it
+    "push.named",  # the spec names it, the trainer has no answer
 )
 _armed: set[str] = set()
 

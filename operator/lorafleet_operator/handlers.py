@@ -129,18 +129,18 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     if fleet.tenure is not None:
         fleet.tenure.start()
     memo.watched, memo.fleet = watched, fleet
-    memo.pushes = await _take_pushes(fleet)
+    memo.pushes = await _take_pushes(fleet, watched)
     memo.tidying = asyncio.create_task(_tidy(), name="tidying")
 
 
-async def _take_pushes(fleet: Fleet) -> PushServer | None:
+async def _take_pushes(fleet: Fleet, watched: Watched) -> PushServer | None:
     if not fleet.settings.push_listen:
         return None
     try:
-        server = PushServer(fleet)
+        server = PushServer(fleet, lambda: watched.complete)
+        await server.start()
     except (OSError, RuntimeError, LorafleetError) as error:
         raise kopf.PermanentError(f"cannot take pushes: {error}") from None
-    await server.start()
     return server
 
 

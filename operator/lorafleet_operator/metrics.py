@@ -81,7 +81,7 @@ PUSHES_REFUSED: Final = Counter(
 )
 SPOOL_BYTES: Final = Gauge(
     "lorafleet_operator_spool_bytes",
-    "Bytes of pushed tensors on disk.",
+    "Bytes that are kept of pushes, with 16 KiB more for each file.",
     registry=REGISTRY,
 )
 TRANSFER_BYTES: Final = Counter(

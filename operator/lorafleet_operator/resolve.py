@@ -241,7 +241,7 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             try:
                 content = await same_content(facts, reader, fleet)
             except LorafleetError as error:
-                if spec.source.push is not None and digest_of(facts.engines, facts.fingerprint):
+                if spec.source.push is not None and _served_before(facts):
                     _judge_staged(facts)  # engines have what this operator has not, or no more
                     return
                 facts.source_error = error
@@ -250,6 +250,12 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             verdict = await aside(size, judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
         facts.verdicts[view.uid] = found[id(view.profile)] = verdict
+
+
+def _served_before(facts: Facts) -> bool:
+    """Return whether engines have the content, as this adapter's: a spec may name any revision,
+    also one that somebody else pushed."""
+    return digest_of(facts.engines, facts.fingerprint) in own_revisions(facts)
 
 
 def _judge_staged(facts: Facts) -> None:

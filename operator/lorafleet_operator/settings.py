@@ -62,7 +62,7 @@ class OperatorSettings:
     """Audience that trainers' tokens have to be for."""
 
     push_bytes: int = 64 << 30
-    """Most bytes of pushed tensors that are kept. Default 64 GiB."""
+    """Most bytes that are kept of pushes, with 16 KiB more for each file. Default 64 GiB."""
 
     push_namespace_bytes: int = 16 << 30
     """Most of them of one namespace. Default 16 GiB."""

@@ -3,86 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
-from gated_fleet import GatedFleet
-from localstack import LocalStack
-from processes import free_port
+from push_rig import Scene, scene
 from pushing import PUSH_RULES, BrokenOff, Content, Trainer, account, token
-from simulated_engine import Behaviour
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
-
-ADAPTERS = "/apis/lorafleet.dev/v1alpha1/namespaces"
-
-
-class Scene:
-    def __init__(
-        self, fleet: GatedFleet, kube: KubeRest, address: str, start: Callable[[], Any], root: Path
-    ) -> None:
-        self.fleet, self.kube, self.address = fleet, kube, address
-        self.start, self.root = start, root
-        self.namespace = fleet.namespace
-        self.operator = start()
-
-    def trainer(self, name: str = "trainer", **more: Any) -> Trainer:
-        return Trainer(self.address, token(self.kube, self.namespace, name), self.namespace, **more)
-
-    def adapter(self, name: str = "rl") -> dict[str, Any]:
-        return self.kube.get(f"{ADAPTERS}/{self.namespace}/loraadapters/{name}")
-
-    async def served(self, revision: str) -> None:
-        """Wait until every engine serves the pushed revision."""
-
-        def done() -> bool:
-            return all(
-                any(
-                    entry.published and engine.staged[entry.digest].fingerprint == revision
-                    for entry in engine.loaded.values()
-                )
-                for engine in self.fleet.engines.values()
-            )
-
-        await self.fleet.until(done)
-
-    def has_a_whole_tensor(self) -> bool:
-        found = list((self.root / self.namespace / "rl" / "data").glob("*.part.index"))
-        return bool(found) and found[0].stat().st_size > 0
-
-    def kept(self) -> list[str]:
-        top = self.root / self.namespace / "rl" / "revisions"
-        return sorted(each.name for each in top.iterdir()) if top.exists() else []
-
-
-@pytest.fixture
-async def scene(
-    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
-) -> AsyncIterator[Scene]:
-    """Two engines and an operator that takes pushes; an account that may push."""
-    made = GatedFleet(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
-    address = f"127.0.0.1:{free_port()}"
-    with LocalStack(tmp_path) as stack:
-        async with made:
-            for number in range(2):
-                await made.add(f"engine-{number}")
-            account(kube, namespace, "trainer", PUSH_RULES)
-
-            def start() -> Any:
-                return stack.start_operator(
-                    cluster.kubeconfig,
-                    LORAFLEET_NAMESPACES=namespace,
-                    LORAFLEET_PUSH_LISTEN=address,
-                    LORAFLEET_PUSH_DIR=str(tmp_path / "pushed"),
-                )
-
-            yield Scene(made, kube, address, start, tmp_path / "pushed")
+__all__ = ["scene"]
 
 
 async def test_pushes_are_served_send_what_changed_and_outlive_the_operator(scene: Scene) -> None:

@@ -35,10 +35,16 @@ async def read(api: client.ApiClient, namespace: str, name: str) -> dict[str, An
 
 
 async def create(
-    api: client.ApiClient, namespace: str, name: str, spec: Mapping[str, Any]
+    api: client.ApiClient,
+    namespace: str,
+    name: str,
+    spec: Mapping[str, Any],
+    *,
+    only_ask: bool = False,
 ) -> dict[str, Any]:
     """Make the adapter; return it, or the one that somebody else made meanwhile.
 
+    only_ask: whether the API server is only to say if it would take it.
     Raises InvalidAdapter with the API server's words when it refuses, SourceUnavailable.
     """
     body = {
@@ -48,7 +54,9 @@ async def create(
         "spec": spec,
     }
     try:
-        return await ask(api, "POST", path(_KIND, namespace), body, seconds=_SECONDS)
+        query = {"dryRun": "All"} if only_ask else None
+        place = path(_KIND, namespace)
+        return await ask(api, "POST", place, body, query=query, seconds=_SECONDS)
     except client.ApiException as error:
         if error.status == 409 and (there := await read(api, namespace, name)) is not None:
             return there
@@ -89,6 +97,8 @@ async def point(
         there = await read(api, metadata["namespace"], metadata["name"])
         if there is None or there["metadata"]["uid"] != metadata["uid"]:
             raise InvalidAdapter("the LoRAAdapter was deleted while its revision came")
+        if there["metadata"].get("deletionTimestamp"):
+            raise InvalidAdapter("the LoRAAdapter is being deleted by now")
         if there["spec"]["source"].get("push") is None:
             raise InvalidAdapter("the LoRAAdapter has another source than push by now")
         body = there

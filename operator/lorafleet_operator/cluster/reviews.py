@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _TOKENS: Final = ("authentication.k8s.io", "v1", "tokenreviews")
 _ACCESS: Final = ("authorization.k8s.io", "v1", "subjectaccessreviews")
 _SECONDS: Final = 10.0
+_SERVICE_ACCOUNT: Final = "system:serviceaccount:"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class Account:
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def side(self) -> str:
+        """Who answers for what it does: its namespace, or for no service account itself."""
+        if not self.user.startswith(_SERVICE_ACCOUNT):
+            return self.user
+        return f"namespace {self.user.removeprefix(_SERVICE_ACCOUNT).partition(':')[0]}"
 
 
 async def account(api: client.ApiClient, token: str, audience: str) -> Account:
@@ -92,10 +101,13 @@ async def _asked(
     api: client.ApiClient, kind: tuple[str, str, str], body: dict[str, Any]
 ) -> dict[str, Any]:
     try:
-        return await ask(api, "POST", path(kind), body, seconds=_SECONDS)
+        async with asyncio.timeout(_SECONDS):  # the client's own begins when it is its turn
+            return await ask(api, "POST", path(kind), body, seconds=_SECONDS)
     except client.ApiException as error:
         if error.status == 403:
             raise SourceUnavailable(f"the operator may not create {kind[2]}") from None
         raise SourceUnavailable(f"{kind[2]}: the API server said {error.status}") from None
     except (ClientError, TimeoutError) as error:
         raise SourceUnavailable(f"{kind[2]}: the API server does not answer: {error}") from None
+    except ValueError:
+        raise SourceUnavailable(f"{kind[2]}: the API server's answer is no JSON") from None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
-from lorafleet.errors import AccessDenied
+from lorafleet.errors import AccessDenied, PathNotAllowed, SourceUnavailable
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster import reviews
 from lorafleet_operator.cluster.writes import post_event
+from lorafleet_operator.sources.bounds import checked_object_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,8 +21,13 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
 _QUIET_SECONDS: Final = 60.0
-_MOST: Final = 1000
+_MOST: Final = 100
+"""Events about refusals in that time: anybody can knock, and under any adapter's name."""
 _BEARER: Final = "bearer "
+_REVIEWS: Final = 4
+"""Questions to the API server at a time: strangers' may not keep the operator's own from it."""
+_PATIENCE_SECONDS: Final = 20.0
+_CALLER: ContextVar[reviews.Account] = ContextVar("caller")
 
 
 class Doorkeeper:
@@ -30,10 +38,29 @@ class Doorkeeper:
         self._audience = audience
         self._now = now
         self._told: dict[tuple[str, str], float] = {}
+        self._reviews = asyncio.Semaphore(_REVIEWS)
+
+    async def identify(self, metadata: Mapping[str, str | bytes]) -> reviews.Account:
+        """Return whose call it is, and remember it for as long as the call lasts.
+
+        Raises AccessDenied, and SourceUnavailable when the API server does not say.
+        """
+        given = metadata.get("authorization", "")
+        token = given[len(_BEARER) :].strip() if isinstance(given, str) else ""
+        if not token or not given[: len(_BEARER)].lower() == _BEARER:
+            raise AccessDenied("the call carries no token (authorization: Bearer ...)")
+        async with self._asking():
+            who = await reviews.account(self._api, token, self._audience)
+        _CALLER.set(who)
+        return who
+
+    def caller(self) -> reviews.Account:
+        """Return whose call this is, once it is known."""
+        return _CALLER.get()
 
     async def admit(
         self,
-        metadata: Mapping[str, str],
+        metadata: Mapping[str, str | bytes],
         verb: str,
         *,
         namespace: str,
@@ -43,20 +70,34 @@ class Doorkeeper:
         """Return whose call it is. Raises AccessDenied, which is told of as an Event, and
         SourceUnavailable when the API server does not say."""
         async with self._refusals_told(namespace, name):
-            given = metadata.get("authorization", "")
-            token = given[len(_BEARER) :].strip()
-            if not given.lower().startswith(_BEARER) or not token:
-                raise AccessDenied("the call carries no token (authorization: Bearer ...)")
-            who = await reviews.account(self._api, token, self._audience)
-            await reviews.check_access(
-                self._api, who, verb, namespace=namespace, name=name, subresource=subresource
-            )
+            who = _CALLER.get(None) or await self.identify(metadata)
+            async with self._asking():
+                await reviews.check_access(
+                    self._api, who, verb, namespace=namespace, name=name, subresource=subresource
+                )
             return who
 
     async def may_create(self, who: reviews.Account, namespace: str, name: str) -> None:
         """Raise AccessDenied unless the account may create LoRAAdapters in the namespace."""
-        async with self._refusals_told(namespace, name):
+        async with self._refusals_told(namespace, name), self._asking():
             await reviews.check_access(self._api, who, "create", namespace=namespace, name=name)
+
+    async def refused(self, request: Any, error: AccessDenied) -> None:
+        """Tell of a call that was refused before it said anything; `request`: what it would have."""
+        about = request.manifest if hasattr(request, "manifest") else request
+        metrics.PUSHES_REFUSED.inc()
+        await self._tell(about.namespace, about.name, str(error))
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Wait for a turn to ask the API server, and for its answer, within a bound."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS), self._reviews:
+                yield
+        except TimeoutError:
+            raise SourceUnavailable(
+                f"the API server did not say in {_PATIENCE_SECONDS:g} s who may push"
+            ) from None
 
     @asynccontextmanager
     async def _refusals_told(self, namespace: str, name: str) -> AsyncIterator[None]:
@@ -68,19 +109,25 @@ class Doorkeeper:
             raise
 
     async def _tell(self, namespace: str, name: str, line: str) -> None:
-        """Post an Event, but not the same one again and again: anybody can knock."""
-        now, about = self._now(), (namespace, line)
-        if now - self._told.get(about, -_QUIET_SECONDS) < _QUIET_SECONDS:
+        """Post an Event, but not the same one again and again."""
+        try:
+            checked_object_name(namespace, "namespace")
+            checked_object_name(name, "name")
+        except PathNotAllowed:
             return
-        while len(self._told) >= _MOST:
-            del self._told[next(iter(self._told))]
+        now, about = self._now(), (namespace, line)
+        self._told = {k: at for k, at in self._told.items() if now - at < _QUIET_SECONDS}
+        if about in self._told or len(self._told) >= _MOST:
+            return
         self._told[about] = now
         body = {"metadata": {"namespace": namespace, "name": name, "uid": ""}}
-        await post_event(
-            self._api,
-            names.ADAPTER_KIND,
-            body,
-            type_="Warning",
-            reason="PushRefused",
-            message=f"push of {name}: {line}",
-        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await post_event(
+                    self._api,
+                    names.ADAPTER_KIND,
+                    body,
+                    type_="Warning",
+                    reason="PushRefused",
+                    message=f"push of {name}: {line}",
+                )

@@ -11,11 +11,12 @@ import hashlib
 import os
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from lorafleet.errors import DigestMismatch, TransferInterrupted
 
-from lorafleet_operator.push.spool import PART, sync_folder
+from lorafleet_operator.crashpoint import crash_at
+from lorafleet_operator.push.shelf import PART, overhead, sync_folder
 from lorafleet_operator.sources.pushed import Place, hex_of
 
 if TYPE_CHECKING:
@@ -27,52 +28,59 @@ if TYPE_CHECKING:
 
 _WHOLE: Final = struct.Struct("<32sQ")
 _PIECE: Final = 4 << 20
+_MOST_FILES: Final = 64
+"""Files that one revision may have its tensors in; with more, half of them are brought together."""
 
 
 class Incoming:
-    """Takes the tensors of one revision that the spool lacks.
+    """Takes the tensors of one revision that the spool lacks."""
 
-    `wanted`: see Spool.reserve. Raises StagingFull before anything is taken.
-    """
-
-    def __init__(
-        self, spool: Spool, key: str, revision: PushedRevision, wanted: Collection[str]
-    ) -> None:
+    def __init__(self, spool: Spool, key: str, revision: PushedRevision) -> None:
         self._spool = spool
         self._key = key
         self._revision = revision
-        self._wanted = wanted
         self._sizes = {d: revision.size(index) for d, index in revision.needed().items()}
-        lacking = self._look(wanted)
-        if any(each not in spool.known(key) for each in self._places):
-            lacking = self._look(wanted)  # making room took revisions that had what this one needs
-        self.received_bytes = 0
+        self._files: list[IO[bytes]] = []
         self._brought: dict[bytes, int] = {}  # offsets in the file
-        self._open(spool.folder(key) / "data", hex_of(revision.revision))
-        needed = revision.needed()
-        self.missing = sorted(needed[each] for each in lacking if each not in self._brought)
-        """Indexes of the tensors to be sent, in that order."""
         self._next = 0
         self._hash = hashlib.sha256()
         self._done = 0
+        self.received_bytes = 0
+        self.missing: list[int] = []
+        """Indexes of the tensors to be sent, in that order."""
+
+    def open(self, wanted: Collection[str]) -> None:
+        """Find out what is missing, and make room for it.
+
+        `wanted`: see Spool.reserve. Raises StagingFull before anything is taken.
+        """
+        lacking = self._look(wanted)
+        known = self._spool.known(self._key, self._sizes)
+        if not self._places.keys() <= known.keys():
+            lacking = self._look(wanted)  # making room took revisions that had what this one needs
+        self._open(self._spool.folder(self._key) / "data", hex_of(self._revision.revision))
+        needed = self._revision.needed()
+        self.missing = sorted(needed[each] for each in lacking if each not in self._brought)
 
     def _look(self, wanted: Collection[str]) -> set[bytes]:
         """Find what is here already, and make room for the rest; return what is missing.
 
         What lies in a file of which less than half is of use to this revision moves to the new one:
-        so what a revision needs keeps at most twice its bytes on the disk.
+        so what a revision needs keeps at most twice its bytes on the disk. So does what lies in the
+        files of least use when there are too many of them.
         """
         data = self._spool.folder(self._key) / "data"
-        known = self._spool.known(self._key)
-        self._places = {d: known[d] for d in self._sizes if d in known}
+        self._places = self._spool.known(self._key, self._sizes)
         used: Counter[str] = Counter()
         for digest, place in self._places.items():
             used[place.file] += self._sizes[digest]
-        sparse = {file for file, size in used.items() if 2 * size < (data / file).stat().st_size}
-        self._moving = [d for d, place in self._places.items() if place.file in sparse]
+        leaving = {file for file, size in used.items() if 2 * size < (data / file).stat().st_size}
+        if len(used) > _MOST_FILES:
+            leaving |= {file for file, _ in used.most_common()[_MOST_FILES // 2 :]}
+        self._moving = [d for d, place in self._places.items() if place.file in leaving]
         lacking = self._sizes.keys() - self._places.keys()
         room = sum(self._sizes[digest] for digest in (*lacking, *self._moving))
-        self._spool.reserve(self._key, room, wanted)
+        self._spool.reserve(self._key, room + overhead(self._revision), wanted)
         return lacking
 
     def _open(self, data: Path, name: str) -> None:
@@ -81,8 +89,9 @@ class Incoming:
         for other in data.glob(f"*{PART}*"):
             if other not in (self._part, self._index):
                 other.unlink(missing_ok=True)  # a push that nobody goes on with
-        self._file = self._part.open("r+b" if self._part.exists() else "w+b", buffering=0)
-        self._list = self._index.open("r+b" if self._index.exists() else "w+b", buffering=0)
+        for path in (self._part, self._index):
+            self._files.append(path.open("r+b" if path.exists() else "w+b", buffering=0))
+        self._file, self._list = self._files
         self._end = 0
         whole = 0
         for digest, size in _WHOLE.iter_unpack(_even(self._list.read())):
@@ -110,6 +119,7 @@ class Incoming:
         self._hash.update(content)
         self._done += len(content)
         self.received_bytes += len(content)
+        crash_at("push.piece")
         if self._done == size:
             self._finish(tensor, size)
 
@@ -118,7 +128,7 @@ class Incoming:
         found, self._hash = self._hash.digest(), hashlib.sha256()
         self._done = 0
         if found != digest:
-            name = self._revision.header.tensors[tensor].name
+            name = self._revision.name(tensor)
             raise DigestMismatch(f"{name} has digest {found.hex()}, promised {digest.hex()}")
         self._take(digest, size)
         self._next += 1
@@ -139,14 +149,17 @@ class Incoming:
         # Never the name of an earlier file: revisions that are kept may have tensors in that.
         name = os.urandom(32).hex()
         os.fsync(self._file.fileno())
-        self._part.rename(self._part.with_name(name))
-        sync_folder(self._part.parent)
-        self._places |= {d: Place(d, name, offset) for d, offset in self._brought.items()}
-        places = [self._places.get(d) or Place(d, name, 0) for d in self._revision.digests]
-        self._spool.keep(self._key, self._revision, places)
+        whole = self._part.rename(self._part.with_name(name))
+        try:
+            sync_folder(whole.parent)
+            crash_at("push.brought")
+            self._places |= {d: Place(d, name, offset) for d, offset in self._brought.items()}
+            places = [self._places.get(d) or Place(d, name, 0) for d in self._revision.digests]
+            self._spool.keep(self._key, self._revision, places)
+        except BaseException:
+            whole.unlink(missing_ok=True)
+            raise
         self._index.unlink(missing_ok=True)
-        kept = f"{self._key}/{hex_of(self._revision.revision)}"
-        self._spool.settle(self._key, {*self._wanted, kept})
 
     def _move(self) -> None:
         for digest in self._moving:
@@ -167,9 +180,14 @@ class Incoming:
 
     def close(self) -> None:
         """Close the files; what has come whole stays for the next try of the same revision."""
-        self._spool.release(self._key)
-        self._file.close()
-        self._list.close()
+        for file in self._files:
+            file.close()
+
+    def discard(self) -> None:
+        """Leave nothing of it: the disk is full."""
+        self.close()
+        for path in (self._part, self._index):
+            path.unlink(missing_ok=True)
 
 
 def _even(packed: bytes) -> bytes:

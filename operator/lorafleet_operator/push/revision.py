@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import InvalidAdapter, TooLarge
-from lorafleet.header import SafetensorsHeader, parse_header
+from lorafleet.header import parse_header
 from lorafleet.peft_config import AdapterConfig
 
 from lorafleet_operator.sources.bounds import MAX_CONFIG_BYTES, SourceSettings
@@ -21,19 +22,26 @@ _DOMAIN: Final = b"lorafleet push 1\n"
 
 @dataclass(frozen=True)
 class PushedRevision:
-    """Header, config and the digest of each tensor, in the order of the header's offsets."""
+    """Header, config and the digest of each tensor, in the order of the header's offsets.
+
+    The parsed header is not kept: it takes ten times the memory of its text.
+    """
 
     revision: str
     """"sha256:..." over all of them: the identity of the content."""
     header_bytes: bytes
     config_bytes: bytes
-    header: SafetensorsHeader
+    sizes: array[int]
+    """Of each tensor, in bytes."""
     digests: tuple[bytes, ...]
 
     def size(self, index: int) -> int:
         """Return the bytes of one tensor."""
-        tensor = self.header.tensors[index]
-        return tensor.end - tensor.begin
+        return self.sizes[index]
+
+    def name(self, index: int) -> str:
+        """Return the name of one tensor."""
+        return parse_header(self.header_bytes).tensors[index].name
 
     def needed(self) -> dict[bytes, int]:
         """Return digest -> index of the first tensor of that content, those without bytes left out."""
@@ -83,7 +91,7 @@ def described(
         revision_of(header_bytes, config_bytes, digests),
         header_bytes,
         config_bytes,
-        header,
+        array("Q", (tensor.end - tensor.begin for tensor in header.tensors)),
         tuple(digests),
     )
 

@@ -10,25 +10,33 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 from lorafleet.certificates import CertificateFiles
+from lorafleet.push.sending import MOST_MANIFEST_BYTES
 from lorafleet.server_tls import server_tls
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
-from lorafleet_operator import metrics
 from lorafleet_operator.push.access import Doorkeeper
+from lorafleet_operator.push.callers import Callers
 from lorafleet_operator.push.service import PushService
 from lorafleet_operator.push.spool import Spool
+from lorafleet_operator.push.turns import Turns
 from lorafleet_operator.sources.pushed import threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lorafleet_operator.fleet import Fleet
 
 _LOG: Final = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 1.0
 _TIDY_SECONDS: Final = 30.0
+_CALLS: Final = 1024
 _OPTIONS: Final = (
-    # A manifest carries the header and a digest for each of its tensors; a piece has 4 MiB.
-    ("grpc.max_receive_message_length", 128 << 20),
+    ("grpc.max_receive_message_length", MOST_MANIFEST_BYTES),
+    # One caller may be hostile: what it begins and breaks off must cost the others nothing.
     ("grpc.max_concurrent_streams", 32),
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.so_reuseport", 0),
     # A trainer that is gone without a word is noticed, or its push would hold its place.
     ("grpc.keepalive_time_ms", 30_000),
@@ -40,8 +48,11 @@ _OPTIONS: Final = (
 class PushServer:
     """Serves pushes at `settings.push_listen`."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        """Raises OSError when the address is taken, CertificatesUnusable."""
+    def __init__(self, fleet: Fleet, complete: Callable[[], bool]) -> None:
+        """`complete`: whether the watches have brought the whole cluster.
+
+        Raises OSError when the address is taken, CertificatesUnusable.
+        """
         settings = fleet.settings
         assert settings.push_dir is not None
         self._fleet = fleet
@@ -52,9 +63,13 @@ class PushServer:
             revisions=settings.push_revisions,
         )
         door = Doorkeeper(fleet.api, settings.push_audience, asyncio.get_running_loop().time)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        turns = Turns()
+        self._service = PushService(fleet, self._spool, door, turns, complete)
+        self._server = grpc.aio.server(
+            interceptors=[Callers(door, turns)], options=_OPTIONS, maximum_concurrent_rpcs=_CALLS
+        )
         pb_grpc.add_PushServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            PushService(fleet, self._spool, door), self._server
+            self._service, self._server
         )
         if settings.push_tls_dir is not None:
             files = CertificateFiles(settings.push_tls_dir)
@@ -70,7 +85,8 @@ class PushServer:
         self._tidying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Begin to serve. Raises OSError when the folder for pushes cannot be used."""
+        await asyncio.get_running_loop().run_in_executor(threads(), self._spool.look)
         await self._server.start()
         self._tidying = asyncio.create_task(self._tidy(), name="spool")
         _LOG.info("taking pushes on port %s", self.port)
@@ -82,15 +98,12 @@ class PushServer:
         await self._server.stop(_GRACE_SECONDS)
 
     async def _tidy(self) -> None:
-        """Let go of what adapters left that were deleted."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
-            keys = {key for each in self._fleet.world.existing.values() for key in each}
-            gone = await loop.run_in_executor(threads(), self._spool.forget_others, keys)
-            if gone:
-                _LOG.info("let go of what was pushed to %s", ", ".join(gone[:10]))
-            metrics.SPOOL_BYTES.set(await loop.run_in_executor(threads(), self._spool.used_bytes))
+            try:
+                await self._service.tidy()
+            except Exception as error:
+                _LOG.warning("cannot tidy what was pushed: %s", error)
 
 
 def _is_loopback(listen: str) -> bool:

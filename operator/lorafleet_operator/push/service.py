@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -12,15 +13,17 @@ from lorafleet.errors import (
     InvalidAdapter,
     LorafleetError,
     SourceNotFound,
-    StagingBusy,
+    SourceUnavailable,
+    StagingFull,
     TransferInterrupted,
 )
-from lorafleet.grpc_errors import abort, abort_unexpected
+from lorafleet.grpc_errors import abort
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
 from lorafleet_operator import metrics
 from lorafleet_operator.cluster import pushed_specs
+from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.push import named
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
@@ -37,116 +40,135 @@ if TYPE_CHECKING:
     from lorafleet_operator.push.access import Doorkeeper
     from lorafleet_operator.push.revision import PushedRevision
     from lorafleet_operator.push.spool import Spool
+    from lorafleet_operator.push.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 _STALL_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.25
-_PUSHES: Final = 8
-"""Pushes that send at a time: the bound on what is in memory of them."""
+_LEAST_BYTES: Final = 1 << 20
+"""In each of those times; with less a push is broken off, and goes on there with its next try."""
 
 
 class PushService(pb_grpc.PushServiceServicer):
     """Takes revisions, and tells what came of them."""
 
-    def __init__(self, fleet: Fleet, spool: Spool, door: Doorkeeper) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        spool: Spool,
+        door: Doorkeeper,
+        turns: Turns,
+        complete: Callable[[], bool],
+    ) -> None:
+        """`complete`: whether the watches have brought the whole cluster."""
         self._fleet = fleet
         self._spool = spool
         self._door = door
-        self._going: dict[str, asyncio.Task[Any]] = {}  # by adapter
-        self._places = asyncio.Semaphore(_PUSHES)
+        self._turns = turns
+        self._complete = complete
+        self._describing = asyncio.Lock()  # a parsed header takes ten times the memory of its text
+        self._named: dict[str, str] = {}  # as in _wanted, what the watches have not brought yet
 
-    async def Push(self, requests: Any, context: Any) -> AsyncIterator[pb.PushResponse]:  # noqa: N802 - gRPC's name
+    async def Push(self, requests: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
         """Take one revision."""
         try:
-            manifest = await _first(requests)
-            who = await self._door.admit(
-                dict(context.invocation_metadata()),
-                "create",
-                namespace=manifest.namespace,
-                name=manifest.name,
-                subresource="push",
-            )
-            async with self._places:
-                async for response in self._take(manifest, who, requests):
-                    yield response
-        except LorafleetError as error:
-            metrics.PUSHES.labels("failed").inc()
-            await abort(context, error)
-        except asyncio.CancelledError:
+            who = self._door.caller()
+            async with self._turns.place(who.side):
+                await self._take(await _first(requests), who, requests, context)
+        except BaseException:
             metrics.PUSHES.labels("failed").inc()
             raise
-        except Exception as error:
-            metrics.PUSHES.labels("failed").inc()
-            await abort_unexpected(context, error)
 
     async def _take(
-        self, manifest: pb.PushManifest, who: Account, requests: Any
-    ) -> AsyncIterator[pb.PushResponse]:
+        self, manifest: pb.PushManifest, who: Account, requests: Any, context: Any
+    ) -> None:
         key = f"{manifest.namespace}/{manifest.name}"
-        revision = await self._run(
-            lambda: described(
-                manifest.safetensors_header,
-                manifest.adapter_config,
-                manifest.tensor_digests,
-                adapter=key,
-                settings=self._fleet.source_settings,
-            )
+        await self._door.admit(
+            dict(context.invocation_metadata()),
+            "create",
+            namespace=manifest.namespace,
+            name=manifest.name,
+            subresource="push",
         )
+        async with self._describing:
+            revision = await _done(
+                lambda: described(
+                    manifest.safetensors_header,
+                    manifest.adapter_config,
+                    manifest.tensor_digests,
+                    adapter=key,
+                    settings=self._fleet.source_settings,
+                )
+            )
+        for field in ("safetensors_header", "adapter_config", "tensor_digests"):
+            manifest.ClearField(field)  # the revision has them
         push = {"revision": revision.revision, "step": manifest.step}
-        body = await pushed_specs.read(self._fleet.api, manifest.namespace, manifest.name)
+        body = await self._adapter(manifest, who, push)
+        async with self._turns.alone(key, f"a push of step {manifest.step} by {who.user}"):
+            try:
+                received = await self._bring(key, revision, requests, context)
+                crash_at("push.kept")
+                committed = await self._name(manifest, revision, body, push)
+                crash_at("push.named")
+                self._named[key] = f"{key}/{hex_of(revision.revision)}"
+                await _done(lambda: self._spool.settle(key, self._wanted()))
+            finally:
+                await _done(lambda: self._spool.release(key))
+        committed.received_bytes = received
+        await _say(context, committed=committed)
+
+    async def _adapter(
+        self, manifest: pb.PushManifest, who: Account, push: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the adapter that takes the push; None if it is to be made and may be."""
+        namespace, name = manifest.namespace, manifest.name
+        served = self._fleet.settings.namespaces
+        if served and namespace not in served:
+            raise InvalidAdapter(f"this operator does not serve namespace {namespace}")
+        body = await pushed_specs.read(self._fleet.api, namespace, name)
         spec = named.new_spec(manifest, push) if body is None else body["spec"]
         if body is None:
-            await self._door.may_create(who, manifest.namespace, manifest.name)
+            await self._door.may_create(who, namespace, name)
+            await pushed_specs.create(self._fleet.api, namespace, name, spec, only_ask=True)
         else:
             named.check_agrees(manifest, body)
-        pool = named.pool_of(spec, manifest.namespace)
+        if not self._complete():
+            raise EngineUnreachable("the operator has not read the whole cluster yet")
+        pool = named.pool_of(spec, namespace)
         if not self._fleet.owns(pool):
             raise EngineUnreachable(f"another replica of the operator acts for pool {pool}")
-        await self._alone(key)
-        try:
-            if await self._run(lambda: self._spool.use_again(key, revision.revision)):
-                received = 0
-                yield pb.PushResponse(accepted=pb.PushAccepted())
-                await _commit_comes(requests)
-            else:
-                incoming = await self._run(
-                    lambda: Incoming(self._spool, key, revision, self._wanted())
-                )
-                try:
-                    yield pb.PushResponse(accepted=pb.PushAccepted(missing=incoming.missing))
-                    await self._receive(incoming, requests)
-                    await self._run(incoming.commit)
-                finally:
-                    received = incoming.received_bytes
-                    await self._run(incoming.close)
-            committed = await self._name(manifest, revision, body, push)
-            committed.received_bytes = received
-            yield pb.PushResponse(committed=committed)
-        finally:
-            if self._going.get(key) is asyncio.current_task():
-                del self._going[key]
+        return body
 
-    async def _alone(self, key: str) -> None:
-        """Become the adapter's only push: what a trainer began before it was killed gives way."""
-        task = asyncio.current_task()
-        assert task is not None
-        before = self._going.get(key)
-        self._going[key] = task
-        if before is not None:
-            before.cancel()
-            await asyncio.wait([before], timeout=_STALL_SECONDS)
-            if not before.done():
-                raise StagingBusy(f"an earlier push of {key} does not end")
+    async def _bring(self, key: str, revision: PushedRevision, requests: Any, context: Any) -> int:
+        """Have the revision in the spool; return how many bytes came for that."""
+        if await _done(lambda: self._spool.use_again(key, revision)):
+            await _say(context, accepted=pb.PushAccepted())
+            await _commit_comes(requests)
+            return 0
+        incoming = Incoming(self._spool, key, revision)
+        try:
+            wanted = self._wanted()
+            await _done(lambda: incoming.open(wanted))
+            await _say(context, accepted=pb.PushAccepted(missing=incoming.missing))
+            await self._receive(incoming, requests)
+            await _done(incoming.commit)
+        except StagingFull:
+            await _done(incoming.discard)
+            raise
+        finally:
+            await _done(incoming.close)
+        return incoming.received_bytes
 
     async def _receive(self, incoming: Incoming, requests: Any) -> None:
+        pace = Pace()
         while True:
             request = await _next(requests)
             match request.WhichOneof("message"):
                 case "bytes":
                     piece = request.bytes
-                    write = partial(incoming.write, piece.tensor, piece.offset, piece.data)
-                    await self._run(write)
+                    await _done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
                     metrics.PUSHED_BYTES.inc(len(piece.data))
+                    pace.came(len(piece.data))
                 case "commit":
                     return
                 case other:
@@ -175,6 +197,22 @@ class PushService(pb_grpc.PushServiceServicer):
             generation=answer["metadata"]["generation"],
             unchanged=unchanged,
         )
+
+    async def tidy(self) -> None:
+        """Let go of what adapters left that were deleted, and of what broken pushes left."""
+        if self._complete():
+            world = self._fleet.world
+            keys = {key for each in world.existing.values() for key in each}
+            gone = await _done(lambda: self._spool.tidy(keys))
+            if gone:
+                _LOG.info("let go of what was pushed to %s", ", ".join(gone[:10]))
+            brought = self._specs()
+            self._named = {
+                key: revision
+                for key, revision in self._named.items()
+                if revision not in brought and key not in gone
+            }
+        metrics.SPOOL_BYTES.set(await _done(self._spool.used_bytes))
 
     async def WatchPush(  # noqa: N802
         self, request: pb.WatchPushRequest, context: Any
@@ -208,6 +246,10 @@ class PushService(pb_grpc.PushServiceServicer):
 
     def _wanted(self) -> set[str]:
         """Return `<namespace>/<name>/<hex>` of each revision that a spec names."""
+        return self._specs() | set(self._named.values())
+
+    def _specs(self) -> set[str]:
+        """Return those that the watches have brought."""
         return {
             f"{known.key}/{hex_of(known.pushed)}"
             for adapters in self._fleet.world.adapters.values()
@@ -215,8 +257,62 @@ class PushService(pb_grpc.PushServiceServicer):
             if known.pushed
         }
 
-    async def _run(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(threads(), work)
+
+class Pace:
+    """Raises TransferInterrupted for a push that keeps its place without getting on."""
+
+    def __init__(self) -> None:
+        self._since = asyncio.get_running_loop().time()
+        self._bytes = 0
+
+    def came(self, size: int) -> None:
+        """Note bytes that came."""
+        self._bytes += size
+        now = asyncio.get_running_loop().time()
+        if now - self._since < _STALL_SECONDS:
+            return
+        if self._bytes < _LEAST_BYTES:
+            raise TransferInterrupted(
+                f"{self._bytes} bytes came in {_STALL_SECONDS:g} s, "
+                f"a push that takes part brings {_LEAST_BYTES}"
+            )
+        self._since, self._bytes = now, 0
+
+
+async def _done(work: Callable[[], Any]) -> Any:
+    """Return what `work` does in a thread, also when it is cancelled: nobody else may close the
+    files that the thread writes to."""
+    try:
+        return await _uncut(asyncio.get_running_loop().run_in_executor(threads(), work))
+    except OSError as error:
+        raise _of_disk(error) from None
+
+
+async def _say(context: Any, **answer: Any) -> None:
+    """Send an answer, also when it is cancelled: gRPC tells nobody why a call ends while it sends."""
+    await _uncut(asyncio.ensure_future(context.write(pb.PushResponse(**answer))))
+
+
+async def _uncut(doing: asyncio.Future[Any]) -> Any:
+    """Return what comes of it; one who is cancelled waits for that and is cancelled then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait([doing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not doing.cancelled():
+            doing.exception()  # noted: nobody else asks for it
+        raise cancelled
+    return doing.result()
+
+
+def _of_disk(error: OSError) -> LorafleetError:
+    what = error.strerror or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StagingFull(f"the operator's disk for pushes is full: {what}")
+    return SourceUnavailable(f"the operator's disk for pushes: {what}")
 
 
 async def _first(requests: Any) -> pb.PushManifest:

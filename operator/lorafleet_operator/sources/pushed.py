@@ -61,8 +61,13 @@ def hex_of(revision: str) -> str:
 
 
 def read_places(folder: Path) -> list[Place]:
-    """Return the places of a revision's tensors. Raises OSError."""
-    packed = (folder / PLACES).read_bytes()
+    """Return the places of a revision's tensors. Raises SourceNotFound when they are not whole."""
+    try:
+        packed = (folder / PLACES).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceNotFound(f"{folder.name} is not here any more") from None
+    if len(packed) % _PLACE.size:
+        raise SourceNotFound(f"{folder.name} is damaged on disk")
     return [Place(digest, file.hex(), at) for digest, file, at in _PLACE.iter_unpack(packed)]
 
 
@@ -117,7 +122,11 @@ class PushedSource:
             raise SourceNotFound(
                 f"{self._revision} of {self.uri} is not here any more: push it again"
             ) from None
+        except SourceNotFound as error:
+            raise SourceNotFound(f"{self.uri}: {error}: push it again") from None
         header = parse_header(header_bytes)
+        if len(places) != len(header.tensors):
+            raise SourceNotFound(f"{self._revision} of {self.uri} is damaged: push it again")
         blobs = {
             file: PushedBlob(self._folder / "data" / file, self.uri, self._on_read)
             for file in {place.file for place in places}

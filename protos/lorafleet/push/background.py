@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import LorafleetError
-from lorafleet.push.failures import Overtaken
+from lorafleet.push.failures import OtherProcess, Overtaken
 from lorafleet.push.tensors import FileTensor
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Pending:
         """Take what `made` returns or raises for the outcome."""
         try:
             self._future.set_result(made())
-        except Exception as error:
+        except BaseException as error:  # also what would end the thread: somebody waits for it
             if isinstance(error, Overtaken):
                 _LOG.info("%s", error)
             elif isinstance(error, LorafleetError):
@@ -85,12 +86,20 @@ class Background:
         self._free: list[mmap.mmap] = []
         self._ending = False
         self._thread: threading.Thread | None = None
+        self._process = 0  # the thread's
 
     def put(
         self, content: Content, manifest: pb.PushManifest, progress: Callable[[int, int], None]
     ) -> Pending:
-        """Copy the tensors and return; what waited for the same adapter is dropped."""
+        """Copy the tensors and return; what waited for the same adapter is dropped.
+
+        Raises OtherProcess, and ValueError once it is closed.
+        """
+        if self._process not in (0, os.getpid()):
+            raise OtherProcess
         with self._changed:
+            if self._ending:
+                raise ValueError("this Fleet is closed")
             before = self._waiting.pop(manifest.name, None)
             if before is not None:
                 self._drop(before, f"overtaken by step {manifest.step}")
@@ -99,6 +108,7 @@ class Background:
         with self._changed:
             self._waiting[manifest.name] = job
             if self._thread is None:
+                self._process = os.getpid()
                 self._thread = threading.Thread(target=self._work, name="push", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -106,6 +116,8 @@ class Background:
 
     def close(self, *, drop: bool = False) -> None:
         """Return when all that was put is sent, or with `drop` when the one that is sent is."""
+        if self._process not in (0, os.getpid()):
+            return  # the thread, and what waits for it, are the other process's
         with self._changed:
             while drop and self._waiting:
                 self._drop(self._waiting.popitem()[1], "dropped: the training ended")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import random
+import re
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
 from lorafleet.errors import AccessDenied, SourceNotFound
-from lorafleet.push.failures import OperatorUnreachable, from_call
+from lorafleet.push.failures import OperatorUnreachable, OtherProcess, from_call
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ T = TypeVar("T")
 Token = Callable[[], str] | Path | str
 PROJECTED_TOKEN: Final = Path("/var/run/secrets/lorafleet/token")
 """Where docs/trainers.md has a trainer's pod mount its token."""
+_TOKEN: Final = re.compile(r"[!-~]{1,16384}")
+_LONGEST_PATH: Final = 255
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _OPTIONS: Final = (
@@ -48,20 +52,28 @@ class Operator:
     """
 
     address: str
-    token: Token
+    token: Token = field(repr=False)
     ca: Path | bytes | None
     retry_seconds: float
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what a call carries. Raises AccessDenied when there is no token to read."""
+        found = self._given().strip()
+        # gRPC's own words about what it does not send have the token in them.
+        if not _TOKEN.fullmatch(found):
+            raise AccessDenied("what token= gives is no token: expected one word of ASCII")
+        return (("authorization", f"Bearer {found}"),)
+
+    def _given(self) -> str:
         if callable(self.token):
-            found = self.token()
-        else:
-            try:
-                found = Path(self.token).read_text(encoding="utf-8")
-            except OSError as error:
-                raise AccessDenied(f"no token in {self.token}: {error.strerror}") from None
-        return (("authorization", f"Bearer {found.strip()}"),)
+            return self.token()
+        try:
+            return Path(self.token).read_text(encoding="ascii", errors="replace")
+        except (OSError, ValueError) as error:
+            if str(self.token).startswith("eyJ") or len(str(self.token)) > _LONGEST_PATH:
+                raise AccessDenied("token= is a function or a file's path, not a token") from None
+            why = getattr(error, "strerror", None) or "no file has that name"
+            raise AccessDenied(f"no token in {self.token}: {why}") from None
 
     def targets(self) -> list[str]:
         """Return all addresses of the service as ip:port, in the resolver's order."""
@@ -90,17 +102,25 @@ class Operator:
 
 
 class Connection:
-    """One channel at a time, to the replica that answered last. Not for several threads at once."""
+    """One channel at a time, to the replica that answered last. Not for several threads at once,
+    and for the process alone that it was first used in: gRPC does not outlive a fork."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self._channel: grpc.Channel | None = None
+        self._process = 0
 
     def close(self) -> None:
         """Let go of the channel; the next call makes another."""
-        if self._channel is not None:
+        if self._channel is not None and self._process == os.getpid():
             self._channel.close()
             self._channel = None
+
+    def check_process(self) -> None:
+        """Raise OtherProcess in one that was forked since the first use; call it before any lock."""
+        self._process = self._process or os.getpid()
+        if self._process != os.getpid():
+            raise OtherProcess
 
     def call(self, ask: Callable[[pb_grpc.PushServiceStub, Any], T]) -> T:
         """Return what `ask` makes of the service and the call's metadata, on a replica that takes it.
@@ -108,6 +128,7 @@ class Connection:
         Raises what the operator says, or OperatorUnreachable, once `retry_seconds` are over or at
         once when another try cannot help.
         """
+        self.check_process()
         deadline = time.monotonic() + self.operator.retry_seconds
         found: LorafleetError
         for pause in _pauses():

@@ -26,9 +26,18 @@ class OperatorUnreachable(EngineUnreachable):
 class Overtaken(StagingError):
     """Raised for a revision that a newer one took the place of before it was served or sent."""
 
+    reason = "Overtaken"
+
 
 class NotServed(EngineError, TimeoutError):
     """Raised when the engines that were waited for do not serve the revision in time."""
+
+
+class OtherProcess(LorafleetError, RuntimeError):
+    """Raised in a process that was forked from the one that uses the Fleet."""
+
+    def __init__(self) -> None:
+        super().__init__("this Fleet is in use in the process that was forked: make one here")
 
 
 _AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED}
@@ -41,6 +50,8 @@ def from_call(error: grpc.RpcError, address: str) -> tuple[LorafleetError, bool]
     details = " ".join((call.details() or code.name).split())
     metadata: Mapping[str, str] = dict(call.trailing_metadata() or ())
     reason = metadata.get(REASON_KEY)
+    if reason == Overtaken.reason:
+        return Overtaken(details), False
     if reason is not None:
         return from_reason(reason, details), code in _AGAIN
     if code in _AGAIN:

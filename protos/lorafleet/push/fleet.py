@@ -46,16 +46,22 @@ class Named:
     progress: Callable[[int, int], None] = lambda _sent, _of: None
 
     def manifest(self, namespace: str) -> pb.PushManifest:
-        """Return the manifest, still without content."""
-        return pb.PushManifest(
-            namespace=namespace,
-            name=self.name,
-            base_model=self.base_model,
-            pool=self.pool,
-            pool_namespace=self.pool_namespace,
-            served_name=self.served_name,
-            step=self.step,
-        )
+        """Return the manifest, still without content. Raises InvalidAdapter."""
+        try:
+            found = pb.PushManifest(
+                namespace=namespace,
+                name=self.name,
+                base_model=self.base_model,
+                pool=self.pool,
+                pool_namespace=self.pool_namespace,
+                served_name=self.served_name,
+                step=self.step,
+            )
+        except (TypeError, ValueError) as error:
+            raise InvalidAdapter(f"what names the push cannot be sent: {error}") from None
+        if found.step < 0:
+            raise InvalidAdapter(f"step {found.step} is negative")
+        return found
 
 
 class Fleet:
@@ -134,6 +140,7 @@ class Fleet:
         self, content: Content, manifest: pb.PushManifest, progress: Callable[[int, int], None]
     ) -> Revision:
         """Push `content` as what `manifest` names; the rest of the manifest is filled in."""
+        self._connection.check_process()
         manifest.adapter_config = content.config
         manifest.safetensors_header = content.header
         del manifest.tensor_digests[:]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from lorafleet.errors import TransferInterrupted
+from lorafleet.errors import TooLarge, TransferInterrupted
 from lorafleet.push.tensors import size_of
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from lorafleet.push.content import Content
     from lorafleet.v1alpha1.push_pb2_grpc import PushServiceStub
+
+
+MOST_MANIFEST_BYTES: Final = 16 << 20
+"""The most that the operator takes in one message: a manifest of about 85,000 tensors."""
 
 
 class Sending:
@@ -34,7 +38,12 @@ class Sending:
         self._progress = progress
 
     def __call__(self, stub: PushServiceStub, metadata: Any) -> pb.PushCommitted:
-        """Push once. Raises grpc.RpcError, and what reading a tensor raises."""
+        """Push once. Raises grpc.RpcError, TooLarge, and what reading a tensor raises."""
+        if (size := self._manifest.ByteSize()) > MOST_MANIFEST_BYTES:
+            raise TooLarge(
+                f"config, header and digests of {len(self._content.tensors)} tensors have {size} "
+                f"bytes, at most {MOST_MANIFEST_BYTES} are pushed"
+            )
         accepted = threading.Event()
         missing: list[int] = []
         failed: list[BaseException] = []

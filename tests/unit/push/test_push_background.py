@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -96,3 +98,59 @@ def test_a_training_that_fails_drops_what_waits() -> None:
     assert first.revision(0).step == 1
     with pytest.raises(Overtaken, match="dropped: the training ended"):
         second.revision(0)
+
+
+def test_what_would_end_the_thread_reaches_who_waits_and_the_next_is_sent() -> None:
+    def send(_content: Content, manifest: Any, _progress: Any) -> Revision:
+        raise SystemExit(str(manifest.step))
+
+    background = Background(send)
+    for step in (1, 2):
+        with pytest.raises(SystemExit, match=str(step)):
+            put(background, np.ones((2, 10), np.float32), step).revision(10)
+    background.close()
+    with pytest.raises(ValueError, match="this Fleet is closed"):
+        put(background, np.ones((2, 10), np.float32), 3)
+
+
+FORK = """
+import os, sys
+import numpy as np
+from lorafleet.errors import LorafleetError
+from lorafleet.push import Fleet
+
+fleet = Fleet("127.0.0.1:1", "ns", token=lambda: "t", retry_seconds=0)
+tensors = {"m.q_proj.lora_A.weight": np.ones((2, 4), np.float32)}
+
+def tried(push):
+    try:
+        return push(tensors, config={}, name="a")
+    except LorafleetError as error:
+        return error
+
+failed = tried(fleet.push)
+later = fleet.push_later(tensors, config={}, name="a")
+child = os.fork()
+if not child:
+    print(*map(tried, (fleet.push, fleet.push_later)), sep="\\n", flush=True)
+    fleet.close()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), type(failed).__name__, flush=True)
+print(type(later._future.exception(60)).__name__)
+fleet.close()
+"""
+
+
+def test_a_process_that_was_forked_is_told_to_make_a_fleet_of_its_own() -> None:
+    """Workers of a DataLoader have all of the trainer's objects, and neither its threads nor its
+    connections: without the line they would wait for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120, check=True
+    )
+    line = "this Fleet is in use in the process that was forked: make one here"
+    assert done.stdout.splitlines() == [
+        line,
+        line,
+        "0 OperatorUnreachable",
+        "OperatorUnreachable",
+    ]

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from lorafleet.errors import AccessDenied, EngineUnreachable, LorafleetError, StagingBusy
+from lorafleet.errors import (
+    AccessDenied,
+    EngineUnreachable,
+    InvalidAdapter,
+    LorafleetError,
+    StagingBusy,
+)
 from lorafleet.grpc_errors import REASON_KEY, status_of
+from lorafleet.push import Overtaken
 from lorafleet.push.connection import Connection, Operator
+from lorafleet.push.fleet import Named
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
@@ -84,3 +92,47 @@ def test_importing_the_client_brings_neither_torch_nor_peft() -> None:
     code = f"import lorafleet.push, sys; print(sorted({heavy!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_one_who_was_overtaken_does_not_come_again(replica: tuple[Replica, str]) -> None:
+    """Two trainers of one adapter would else break one another off for ever."""
+    there, address = replica
+    there.errors = [Overtaken("another took its place")] * 2
+    with pytest.raises(Overtaken, match=r"^another took its place$"):
+        ask(address, 20)
+    assert len(there.tokens) == 1
+
+
+SECRET = "eyJhbGciOiJSUzI1NiIs.eyJhdWQiOlsibG9yYWZsZWV0Il19.c2VjcmV0LXNpZ25hdHVyZQ"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        SECRET,
+        SECRET * 20,
+        SECRET + "\0",
+        lambda: f"{SECRET}\n{SECRET}",
+        lambda: f"{SECRET}\u00e9",
+        lambda: SECRET + "x" * (1 << 20),
+        lambda: "",
+    ],
+)
+def test_no_token_is_told_however_it_is_given(token: Any, replica: tuple[Replica, str]) -> None:
+    operator = Operator(replica[1], token, None, 0)
+    assert SECRET not in repr(operator)
+    with pytest.raises(AccessDenied) as caught:
+        Connection(operator).call(lambda stub, metadata: stub.WatchPush(1, metadata=metadata))
+    told: BaseException | None = caught.value
+    while told is not None:
+        assert SECRET not in repr(told)
+        told = None if told.__suppress_context__ else told.__context__
+    assert len(str(caught.value)) < 200
+    assert replica[0].tokens == []
+
+
+def test_a_step_that_cannot_be_sent_is_refused_in_one_line() -> None:
+    for step in (-1, 1 << 63, "7", 1.5):
+        with pytest.raises(InvalidAdapter, match=r"^(step -1 is negative|what names the push)"):
+            Named(name="a", step=step).manifest("ns")  # type: ignore[arg-type]
+    assert Named(name="a", step=(1 << 63) - 1).manifest("ns").step == (1 << 63) - 1
