@@ -18,7 +18,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from fake_engine_books import Behaviour, Revision
+from fake_engine_books import MEMORY, Behaviour, Revision
 from fake_http import Answer, Body, Refused, serve_requests
 from fake_metrics import metrics_page
 from lorafleet_vllm.first_requests import Absent, FirstRequests
@@ -42,6 +42,7 @@ class FakeEngine:
         self.host_address = host
         self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
         self.behaviour.loads_go_on.set()
+        self.moves: list[tuple[str, str]] = []  # (served name, digest) that it came to mean
         self.ends: list[str] = []
         self.alive = False
         self._servers: list[asyncio.Server] = []
@@ -170,7 +171,8 @@ class FakeEngine:
                 previous = self.served.get(body["served_name"])
                 if body["lora_int_id"] not in self.revisions:
                     raise Refused(404, {"error": f"no lora_int_id {body['lora_int_id']}"})
-                self.served[body["served_name"]] = body["lora_int_id"]
+                self.served[body["served_name"]] = number = body["lora_int_id"]
+                self.moves.append((body["served_name"], self.revisions[number].digest))
                 self.first_requests.answer(body["served_name"], None)
                 return {"previous": previous}
             case "POST", "/v1/unpublish":
@@ -279,11 +281,7 @@ class FakeEngine:
                     "rank": rank,
                     "gpu": list(self.gpu),
                     "host": list(self.host),
-                    "slot_bytes": 1 << 20,
-                    "weights_bytes": 5 << 20,
-                    "kv_cache_bytes": 3 << 20,
-                    "resident_host_bytes": 1 << 28,
-                    "seconds": {"fill": 0.25},
+                    **MEMORY,
                     **self.counts,
                 }
                 for rank in range(self.behaviour.workers)
@@ -326,8 +324,8 @@ class FakeEngine:
             case "POST", "/test/failing":
                 behaviour.failing.add(body["digest"])
                 return {}
-            case "GET", "/test/loads":
-                return self.loads
+            case "GET", "/test/loads" | "/test/moves":
+                return self.loads if path == "/test/loads" else self.moves
         raise Refused(405 if path == "/v1/load_lora_adapter" else 404, {"detail": "Not Found"})
 
     def _metrics(self) -> str:

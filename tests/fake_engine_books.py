@@ -7,6 +7,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+MEMORY: dict[str, Any] = {
+    "slot_bytes": 1 << 20,
+    "weights_bytes": 5 << 20,
+    "kv_cache_bytes": 3 << 20,
+    "resident_host_bytes": 1 << 28,
+    "seconds": {"fill": 0.25},
+}
+"""What each worker says of its memory."""
+
 
 @dataclass
 class Behaviour:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +181,19 @@ class Chain:
     def loads(self, engine: str) -> int:
         """Return how many loads the engine was ever asked for."""
         return len(httpx.get(f"{self.engines[engine].url}/test/loads").json())
+
+    def moves(self, engine: str, name: str) -> list[str]:
+        """Return which digests a served name came to mean since the engine's start, in that order."""
+        found = httpx.get(f"{self.engines[engine].url}/test/moves").json()
+        return [digest for digest, _ in groupby(digest for who, digest in found if who == name)]
+
+    def restart_engine(self, name: str) -> None:
+        """Start an engine that was killed again, as its pod's container is."""
+        engine = self.engines[name]
+        process = self.stack.start(f"{name}-again", engine.process.popen.args)
+        host, port = engine.url.removeprefix("http://").split(":")
+        process.wait_until(lambda: listens(host, int(port)), 30)
+        self.engines[name] = replace(engine, process=process)
 
     def _create(self, plural: str, kind: str, name: str, spec: dict[str, Any]) -> None:
         body = {

@@ -51,6 +51,7 @@ class LoadWish:
     free_others: bool = False
     abort_seconds: int | None = None
     probe: Probe | None = None
+    two_phase: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class ServedName:
     free_others: bool = False  # replaced revisions that are not kept leave the arena
     abort_seconds: int | None = None  # what still runs on a replaced revision then is aborted
     probe: Probe | None = None  # asked of `coming` before it is published
+    in_doubt: bool = False  # whether it may be decided that `current` is not served any more
 
     @property
     def on_demand(self) -> bool:
@@ -89,7 +91,7 @@ class ServedName:
         if self.removing:
             return []
         moving = self.coming is not None and self.publish_coming
-        found = [] if moving or self.current is None else [(self.current, True)]
+        found = [] if moving or self.current is None else [(self.current, not self.in_doubt)]
         if self.coming is not None:
             found.append((self.coming, self.publish_coming))
         return found
@@ -222,8 +224,8 @@ def accepted(
     current = old.current if old is not None and not old.removing else None
     coming: Target | None = None
     publish = False
-    if asleep and wish.publish:
-        current = target  # there is nothing to be proved before a request comes
+    if wish.publish and (asleep or wish.two_phase):
+        current = target  # proved before, or there is nothing to be proved before a request comes
     elif target != current:
         coming, publish = target, wish.publish
     elif not wish.publish and old is not None:
@@ -240,6 +242,8 @@ def accepted(
         free_others=wish.free_others,
         abort_seconds=wish.abort_seconds,
         probe=wish.probe if coming is not None else None,
+        # What sleeps is brought by a request, which must not wait for an operator.
+        in_doubt=wish.two_phase and coming is not None and wish.residency != ON_DEMAND,
     )
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import EngineRejected
 
 from lorafleet_sidecar.crashpoint import crash_at
-from lorafleet_sidecar.desired import Target
+from lorafleet_sidecar.desired import Probe, Target
 
 if TYPE_CHECKING:
     from lorafleet_sidecar.desired import Desired, ServedName
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lorafleet_sidecar.observed import EngineRevision, EngineState
 
 log = logging.getLogger(__name__)
+
+_ANYTHING: Final = Probe("Hello")
 
 
 class LiveEngine:
@@ -45,9 +47,8 @@ class LiveEngine:
             revision = state.find(name.served_name, target.digest, target.loader)
             if revision is None or revision.residency != name.residency or not revision.verified:
                 return False
-            if target == name.current and (
-                state.served.get(name.served_name) != revision.lora_int_id
-            ):
+            served = state.served.get(name.served_name) == revision.lora_int_id
+            if target == name.current and not served and not name.in_doubt:
                 return False
         return True
 
@@ -118,11 +119,15 @@ class LiveEngine:
             )
 
     async def _ask(self, name: ServedName, target: Target, key: tuple[str, int]) -> None:
-        """Ask what the name's probe asks, once; a revision that answers otherwise is not wanted."""
-        if name.probe is None or target != name.coming or key in self._answered:
+        """Ask what the name's probe asks, once; a revision that answers otherwise is not wanted.
+
+        One that will be published without a way back has to answer anything.
+        """
+        probe = name.probe or (_ANYTHING if name.in_doubt else None)
+        if probe is None or target != name.coming or key in self._answered:
             return
         model = f"{name.served_name}@{target.digest.removeprefix('sha256:')[:12]}"
-        await self._api.ask(model, name.probe)
+        await self._api.ask(model, probe)
         self._answered = {each for each in self._answered if each[0] == key[0]} | {key}
         crash_at("load.probed")
 

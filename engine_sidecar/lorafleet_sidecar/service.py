@@ -58,6 +58,7 @@ class SidecarServicer(pb_grpc.SidecarServiceServicer):
                 free_others=request.free_others,
                 abort_seconds=_abort_seconds(request),
                 probe=_probe(request),
+                two_phase=request.two_phase,
             )
         )
         return pb.LoadAdapterResponse(loaded=loaded)

@@ -47,7 +47,9 @@ class StockEngine:
         """Whether `state` serves what `name` asks for."""
         if name.coming is not None and name.publish_coming:
             return False
-        return name.current is None or _served_digest(name, state) == name.current.digest
+        if name.current is None or name.in_doubt:
+            return True
+        return _served_digest(name, state) == name.current.digest
 
     async def bring_up(self, served_name: str) -> None:
         """Serve what the name asks for; a revision that is only prepared becomes plain files."""
@@ -59,6 +61,8 @@ class StockEngine:
             return
         state = await self._state()
         if _served_digest(name, state) != target.digest:
+            if name.in_doubt:
+                return
             await self._replace(name, target, state)
         elif target == name.current:
             return

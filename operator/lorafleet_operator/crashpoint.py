@@ -15,6 +15,7 @@ STEPS: Final = (
     "chunk.sent",  # in the middle of a transfer
     "staged",
     "loaded",  # beside what is served, the name not moved
+    "decided",  # that all engines serve a revision (spec.rollout.atomic), no name moved
     "published",
     "reported",  # the status was written
     "unloaded",  # a deleted adapter is gone from the engines, the finalizer still there

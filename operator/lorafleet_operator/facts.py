@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.api.conditions import Reason
     from lorafleet_operator.api.v1alpha1 import (
+        Decision,
         EnginePool,
         LoRAAdapter,
         LoRAAdapterSpec,
@@ -81,6 +82,8 @@ class Facts:
     """Address and revision, for people."""
     revision: str = ""
     """What the source calls the content."""
+    pushed_content: str = ""
+    """Identity of the pushed content that the spec names, whether it is wanted now or not."""
     source_error: LorafleetError | None = None
     """Why the source could not be read now."""
     not_staged: str = ""
@@ -98,6 +101,11 @@ class Facts:
     """How often an engine has refused the newest content in a way that may pass, and the last text."""
     given_up: RolledBack | None = None
     """Why the pass has given the newest content up; what it was judged by may be gone by now."""
+    unable: set[str] = field(default_factory=set)
+    """Engines that cannot take the stable revision, or the one that was decided on, as far as they
+    have been asked."""
+    decided: Decision | None = None
+    """The revision that the pass has decided on for all engines."""
     full: dict[str, LorafleetError] = field(default_factory=dict)
     """Engines without room for two revisions, of which some may be without any."""
 
@@ -142,14 +150,15 @@ class Facts:
 
     @property
     def may_act(self) -> bool:
-        """Whether the pass may give orders for the wanted revision."""
-        return bool(
-            self.fingerprint
-            and self.placed is not None
-            and self.placed.pods
-            and self.rejection is None
-            and not self.held_back
-        )
+        """Whether the pass may give orders for the wanted revision.
+
+        What was decided is carried out whatever has come of the source.
+        """
+        if self.placed is None or not self.placed.pods or self.held_back:
+            return False
+        if (self.decided or self.adapter.status.decided) and self.course().decided:
+            return True
+        return bool(self.fingerprint) and self.rejection is None
 
     @property
     def rank(self) -> int | None:
@@ -223,6 +232,7 @@ class Facts:
             holdings=tuple(self._holding(view, course, keep) for view in self.engines),
             max_unavailable=unavailable,
             max_surge=surge,
+            decided=course.decided,
         )
 
     def may_make_room(self, view: EngineView) -> bool:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def hold_back(facts: Facts, fleet: Fleet) -> None:
     """Let the pass order no load while its tenant's rate does not allow one.
 
-    The way back from a revision that was given up waits for nothing: it ends failed requests.
+    The way back from a revision that was given up waits for nothing: it ends failed requests. Nor
+    does what was decided for all engines: some of them serve it already.
     """
     if facts.pool is None or facts.paused:
         return
@@ -24,7 +25,10 @@ def hold_back(facts: Facts, fleet: Fleet) -> None:
     rule = tenancy.rule(tenant)
     if rule is None or rule.loads_per_minute is None:
         return
-    if not facts.may_act or not _would_load(facts) or facts.course().given_up is not None:
+    if not facts.may_act or not _would_load(facts):
+        return
+    course = facts.course()
+    if course.given_up is not None or course.decided:
         return
     seconds = fleet.load_rates.wait(facts.pool.key, tenant, facts.key, rule.loads_per_minute)
     if seconds:

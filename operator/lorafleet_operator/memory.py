@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
     from lorafleet.profile import EngineProfile
 
+TRIES: Final = 3
+"""Refusals that may pass after which an update is given up, and a new adapter tried elsewhere."""
 _MAX_VERDICTS: Final = 65536
 """Several for each of ten thousand adapters: one that is forgotten costs a look at its source."""
 
@@ -142,6 +144,11 @@ class Memory:
         """Return how often the engine has refused this content in a way that may pass."""
         found = self._failures.get(uid, {}).get(_pod(engine))
         return found[1] if found and found[0] == (engine, generation, fingerprint) else 0
+
+    def gave_up(self, uid: str, engine: str, generation: int, fingerprint: str) -> bool:
+        """Return whether the engine has refused this content for good, or too often."""
+        about = (uid, engine, generation, fingerprint)
+        return self.refusal(*about) is not None or self.failures_of(*about) >= TRIES
 
     def keep_refusal(
         self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError

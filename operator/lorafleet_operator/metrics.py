@@ -145,6 +145,8 @@ class Shown:
     """Why it is not Ready, "" if it is."""
     tiers: tuple[tuple[str, int], ...] = ()
     """Engines that have it, by the best tier there."""
+    steps: tuple[tuple[str, int], ...] = ()
+    """The trainer's step that each engine serves, by pod."""
 
     @property
     def is_ready(self) -> str:
@@ -210,6 +212,11 @@ class AdapterSeries:
                 labels=[*place, "reason"],
             ),
             GaugeMetricFamily(
+                "lorafleet_operator_adapter_engine_step",
+                "The trainer's step that an engine serves of a pushed adapter, of a hundred engines each.",
+                labels=[*place, "pod"],
+            ),
+            GaugeMetricFamily(
                 "lorafleet_operator_adapters",
                 "Adapters of a pool by what their condition Ready is; with series of their own or without.",
                 labels=[*place, "ready"],
@@ -223,7 +230,7 @@ class AdapterSeries:
         """
         everything = list(self._shown.items())
         shown = self._within_limit(everything)
-        samples = (_info, _conditions, _engines, _tiers, _failing)
+        samples = (_info, _conditions, _engines, _tiers, _failing, _steps)
         *families, sums = self.describe()
         for family, lines in zip(families, samples, strict=True):
             yield _head(family)
@@ -285,6 +292,10 @@ def _tiers(place: str, said: Shown) -> list[tuple[str, int]]:
 
 def _failing(place: str, said: Shown) -> list[tuple[str, int]]:
     return [(f'{place},reason="{said.reason}"', 1)] if said.reason else []
+
+
+def _steps(place: str, said: Shown) -> list[tuple[str, int]]:
+    return [(f'{place},pod="{pod}"', step) for pod, step in said.steps]
 
 
 ADAPTERS: Final = AdapterSeries()

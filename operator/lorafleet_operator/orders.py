@@ -294,6 +294,7 @@ def _load_request(
         keep=sorted(to_keep(view, keep, digest)),
         free_others=True,
         abort_seconds=spec.drain_timeout_seconds,
+        two_phase=course.decided is not None and content == course.newest,
     )
     probe = spec.rollout.canary.probe if spec.rollout.canary is not None else None
     if probe is not None and content == course.newest and not facts.pinned:

@@ -122,6 +122,7 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
             pool=adapter.pool_key,
             reason=_why_not_ready(result.status),
             tiers=_tiers(result.status),
+            steps=tuple((e.pod_name, e.step) for e in result.status.engines if e.step is not None),
         ),
     )
     return not result.retry

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
+from lorafleet_operator.memory import TRIES
 from lorafleet_operator.placement import (
     AdapterDemand,
     Policy,
@@ -15,7 +16,6 @@ from lorafleet_operator.placement import (
     over_quota_on,
     wanted,
 )
-from lorafleet_operator.revisions import TRIES
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:

@@ -7,10 +7,12 @@ leaves a state that the next one goes on from.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lorafleet_operator import metrics
+from lorafleet_operator import atomic, metrics
+from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.facts import Facts
 from lorafleet_operator.first_requests import answer
 from lorafleet_operator.hold_back import hold_back
@@ -60,6 +62,7 @@ async def reconcile(
         await hand_over(facts, fleet)  # names that are another's now
         await load(facts, fleet)  # beside the revision that they serve
         await give_up(facts, say)  # by what an engine has refused
+        await decide(facts, say)  # where all engines change at once or not at all
         await publish(facts, fleet)  # the served name moves, once all have it
         await route(facts, fleet)  # to the new ones, and not to those that are about to let go
         await make_room(facts, fleet)  # where two revisions do not fit
@@ -81,6 +84,15 @@ async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
         facts.given_up = found
         metrics.ROLLBACKS.labels(found.reason).inc()
         await say()
+
+
+async def decide(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
+    """Say that all engines come to serve the newest content, once each has it, before a name moves."""
+    course = facts.course()
+    if facts.may_act and course.unanimous and course.rollout is not None:
+        facts.decided = atomic.decide(course.rollout, datetime.now(UTC))
+        await say()
+        crash_at("decided")
 
 
 async def announce_now(facts: Facts, announce: Callable[[Report], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ from lorafleet_operator.api.names import MAX_STATUS_ENGINES, short
 from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
 from lorafleet_operator.content_conditions import content_conditions, refusals
 from lorafleet_operator.engine_entry import engine_entry
+from lorafleet_operator.pushed_steps import pushed, step_of
 from lorafleet_operator.revisions import digest_of, history, updated
 from lorafleet_operator.rollout_status import draining, settled_revision, trial_text
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
 
     from lorafleet_operator.api.meta import Condition
-    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter, PushedStep
     from lorafleet_operator.cluster.owned import NotWritten
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.revisions import Course
@@ -123,7 +124,8 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         for each in old.conditions
         if each.type != ConditionType.ROUTED or facts.routing_unknown
     ]
-    entries = _entries(facts, course, now)
+    steps = pushed(facts)
+    entries = _entries(facts, course, steps, now)
     digest = digest_of(facts.engines, course.main) or old.digest
     settled = bool(desired) and ready == desired and course.main == course.newest != ""
     status = LoRAAdapterStatus(
@@ -143,8 +145,11 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         engines=entries[:MAX_STATUS_ENGINES],
         refusals=refusals(facts),
         history=history(facts, digest, course.given_up),
+        pushed=steps,
         stable=settled_revision(facts, digest) if settled else course.stable,
         canary=None if settled else course.trial,
+        rollout=None if settled else course.rollout,
+        decided=None if settled else course.decision,
         rolled_back=course.given_up,
         draining=draining(facts),
         routing=facts.routing or (old.routing if facts.routing_unknown else None),
@@ -268,6 +273,8 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
     away = [view for view in facts.engines if facts.is_desired(view) and not view.takes_orders]
     if away:
         text = f"engine {away[0].pod.name}: {away[0].message or 'vLLM is starting'}"
+        if course.decided is False:
+            text = _keeps_serving(wanted, f"{text}; no name moves before it answers")
         return False, Reason.ENGINE_UNREACHABLE, text
     if facts.full:
         uid, error = min(facts.full.items())
@@ -283,6 +290,8 @@ def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:
     if unloaded:
         text = f"{len(unloaded)} of {len(desired)} engines have not loaded the revision"
         return False, Reason.LOADING, text
+    if course.decided is False:
+        return False, Reason.LOADING, "no name moves before every engine has loaded the revision"
     return True, Reason.LOADED, f"{len(desired)} engines hold {_digests(desired)}"
 
 
@@ -296,7 +305,9 @@ def _keeps_serving(wanted: rollout.Wanted, text: str) -> str:
     return "; ".join([text, *lines])
 
 
-def _entries(facts: Facts, course: Course, now: datetime) -> list[AdapterEngine]:
+def _entries(
+    facts: Facts, course: Course, steps: Sequence[PushedStep], now: datetime
+) -> list[AdapterEngine]:
     """Return one entry for each engine that has or should have the adapter, trouble first."""
     before = {entry.pod_name: entry for entry in facts.adapter.status.engines}
     entries = []
@@ -305,8 +316,10 @@ def _entries(facts: Facts, course: Course, now: datetime) -> list[AdapterEngine]
             error = facts.troubles.get(view.uid) or facts.refusals.get(view.uid)
             content = course.content_for(view.uid)
             entry = engine_entry(view, facts.key, content, error, before.get(view.pod.name), now)
-            trying = course.trying is not None and view.uid in course.trying
-            entries.append(entry.model_copy(update={"canary": True}) if trying else entry)
+            trying = course.trial is not None and view.uid in (course.trying or ())
+            served = view.staged(entry.digest) if entry.published else None
+            step = step_of(steps, served.fingerprint) if served is not None else None
+            entries.append(entry.model_copy(update={"canary": trying, "step": step}))
     return sorted(entries, key=lambda e: (e.published and not e.message, e.pod_name))
 
 

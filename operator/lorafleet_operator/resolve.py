@@ -20,7 +20,12 @@ from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look, Verdict
-from lorafleet_operator.revisions import digest_of, fingerprint_of, own_revisions
+from lorafleet_operator.revisions import (
+    digest_of,
+    fingerprint_of,
+    own_revisions,
+    settled_content,
+)
 from lorafleet_operator.sources.registry import open_source
 
 if TYPE_CHECKING:
@@ -128,6 +133,8 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     the status names for this generation counts until the source says otherwise.
     """
     adapter = facts.adapter
+    if (push := adapter.spec.source.push) is not None and push.revision:
+        facts.pushed_content = _fingerprint_as_taken(push.revision, adapter.spec)
     if facts.pinned:
         resolve_revision(facts)
         return
@@ -174,7 +181,7 @@ def resolve_push(facts: Facts) -> None:
         facts.source_error = SourceNotFound(f"nothing has been pushed to {facts.key} yet")
         return
     facts.origin, facts.revision = f"push of step {push.step}", push.revision
-    facts.fingerprint = _fingerprint_as_taken(push.revision, facts.adapter.spec)
+    facts.fingerprint = facts.pushed_content
 
 
 def resolve_revision(facts: Facts) -> None:
@@ -218,6 +225,13 @@ async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         )
         if refusal is not None:
             facts.refusals[view.uid] = refusal
+    if (settled := settled_content(facts)) is not None:
+        about = (metadata.generation, settled.fingerprint)
+        facts.unable = {
+            view.uid
+            for view in facts.engines
+            if fleet.memory.gave_up(metadata.uid, view.instance, *about)
+        }
 
 
 async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:

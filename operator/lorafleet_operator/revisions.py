@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from lorafleet_operator import canary
+from lorafleet_operator import atomic, canary
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.names import short
 from lorafleet_operator.api.v1alpha1 import CanaryStatus, Revision, RolledBack
+from lorafleet_operator.memory import TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from lorafleet.v1alpha1 import sidecar_pb2 as pb
+
+    from lorafleet_operator.api.v1alpha1 import Decision, RolloutStatus
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.world import EngineView
-
-TRIES: Final = 3
-"""Refusals that may pass after which an update is given up, and a new adapter tried elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class Course:
     """UIDs of the engines that try the newest content; None: it is for all of them."""
     given_up: RolledBack | None = None
     """Why the newest content is not wanted after all."""
+    rollout: RolloutStatus | None = None
+    """The newest content on its way to all engines at once, while nothing is decided."""
+    decision: Decision | None = None
+    """The newest content, once all engines are to serve it."""
+    unanimous: bool = False
+    """Whether that may be decided now."""
+
+    @property
+    def decided(self) -> bool | None:
+        """Whether names may move to the newest content, if that is for all engines at once to do."""
+        return True if self.decision is not None else None if self.rollout is None else False
 
     @property
     def main(self) -> str:
@@ -58,6 +70,13 @@ class Course:
 def chart(facts: Facts, now: datetime) -> Course:
     """Return the course of the pass, from what it has found so far."""
     newest, stable = facts.fingerprint, stable_revision(facts)
+    decided = _decided(facts)
+    if decided is not None and stable is not None:
+        members = _members(facts, stable.fingerprint)
+        if _same(facts, newest, stable.fingerprint) or not atomic.is_done(members):
+            return Course(stable.fingerprint, stable, decision=atomic.goes_on(decided, members))
+    if facts.adapter.spec.rollout.atomic:
+        return _all_or_none(facts, stable, now)
     if not newest or facts.pinned or stable is None or _same(facts, newest, stable.fingerprint):
         return Course(newest, stable)
     given_up = facts.given_up or _given_up(facts) or _give_up(facts, stable, now)
@@ -88,10 +107,91 @@ def chart(facts: Facts, now: datetime) -> Course:
     return Course(newest, stable, trial, None if trial.promoted else trying)
 
 
+def _all_or_none(facts: Facts, stable: Revision | None, now: datetime) -> Course:
+    """Return the course to a revision that is served everywhere or nowhere, while that is open.
+
+    An engine that serves nothing, for it was restarted meanwhile, is given the stable one back.
+    """
+    newest = facts.fingerprint
+    if not newest or (stable is not None and _same(facts, newest, stable.fingerprint)):
+        return Course(newest, stable)
+    if stable is not None and not facts.pinned:
+        given_up = facts.given_up or _given_up(facts) or _give_up(facts, stable, now)
+        if given_up is not None:
+            return Course(newest, stable, given_up=given_up)
+    members = _members(facts, newest)
+    revision = Revision(digest=digest_of(facts.engines, newest), fingerprint=newest)
+    idle = {
+        view.uid
+        for view in facts.engines
+        if stable is not None
+        and view.digest_of(stable.fingerprint)
+        and view.uid not in facts.unable
+        and not any(_named(facts, entry) for entry in view.loaded(facts.key) if entry.published)
+    }
+    return Course(
+        newest,
+        stable,
+        trying=frozenset(view.uid for view in facts.engines) - idle,
+        rollout=atomic.gather(revision, members),
+        unanimous=atomic.may_decide(members),
+    )
+
+
+def _members(facts: Facts, content: str) -> list[atomic.Member]:
+    """Return how the adapter's engines stand to a content.
+
+    One of the pool that serves the adapter, and that the plan has no room for, is none the less one
+    of them.
+    """
+    placed = facts.placed
+    short = placed is not None and len(placed.pods) < placed.wanted
+    left_out = {
+        view.uid
+        for view in facts.engines
+        if short
+        and placed is not None
+        and view.member
+        and view.serves(facts.key)
+        and not view.leaving
+        and view.pod.name not in placed.displaced
+    }
+    found = []
+    for view in facts.engines:
+        if not facts.is_desired(view) and view.uid not in left_out:
+            continue
+        loaded = _loaded(facts, view, content)
+        found.append(
+            atomic.Member(
+                view.pod.name,
+                answers=view.takes_orders,
+                has=bool(view.digest_of(content)),
+                loaded=bool(loaded) and view.uid not in facts.refusals,
+                serves=any(entry.published for entry in loaded),
+                refuses=view.uid in facts.unable,
+            )
+        )
+    return found
+
+
+def _loaded(facts: Facts, view: EngineView, content: str) -> list[pb.LoadedAdapter]:
+    """Return what the engine has loaded of a content under the name that is wanted."""
+    digest = view.digest_of(content)
+    return [
+        entry
+        for entry in view.loaded(facts.key)
+        if digest and entry.digest == digest and _named(facts, entry)
+    ]
+
+
+def _named(facts: Facts, entry: pb.LoadedAdapter) -> bool:
+    return entry.served_name == facts.adapter.served_name
+
+
 def stable_revision(facts: Facts) -> Revision | None:
     """Return what last came to be served everywhere: by the status, else what most engines serve."""
-    stable = facts.adapter.status.stable
-    if stable is not None and stable.fingerprint:
+    stable = settled_content(facts)
+    if stable is not None:
         return stable
     name = facts.adapter.served_name
     served = Counter(
@@ -106,6 +206,18 @@ def stable_revision(facts: Facts) -> Revision | None:
         return None
     fingerprint = min(served, key=lambda each: (-served[each], each))
     return Revision(digest=digest_of(facts.engines, fingerprint), fingerprint=fingerprint)
+
+
+def settled_content(facts: Facts) -> Revision | None:
+    """Return what was last decided on for all engines, or came to be served by all."""
+    decided, stable = _decided(facts), facts.adapter.status.stable
+    if decided is not None:
+        return Revision(digest=decided.digest, fingerprint=decided.fingerprint)
+    return stable if stable is not None and stable.fingerprint else None
+
+
+def _decided(facts: Facts) -> Decision | None:
+    return facts.decided or facts.adapter.status.decided
 
 
 def digest_of(engines: Iterable[EngineView], fingerprint: str) -> str:
@@ -151,7 +263,7 @@ def earlier(facts: Facts, course: Course) -> list[Revision]:
     """Return what engines keep staged for a rollback: the history, and until an update is over also
     what it replaces, whatever the limit says."""
     updating = course.stable is not None and course.stable.fingerprint != course.newest
-    if not updating and not facts.adapter.status.history:
+    if not updating and course.decided is None and not facts.adapter.status.history:
         return []
     digest = digest_of(facts.engines, course.main) or facts.adapter.status.digest
     found = [
@@ -193,12 +305,7 @@ def _candidates(facts: Facts, newest: str) -> list[canary.Candidate]:
     for view in facts.engines:
         if not facts.is_desired(view):
             continue
-        digest = view.digest_of(newest)
-        loaded = [
-            entry
-            for entry in view.loaded(facts.key)
-            if digest and entry.digest == digest and entry.served_name == facts.adapter.served_name
-        ]
+        loaded = _loaded(facts, view, newest)
         found.append(
             canary.Candidate(
                 engine=view.uid,
@@ -233,7 +340,7 @@ def _given_up(facts: Facts) -> RolledBack | None:
 def _give_up(facts: Facts, stable: Revision, now: datetime) -> RolledBack | None:
     """Return why the update cannot go on, None if it can: what engines said in this pass."""
     refused = {uid: (count, error) for uid, (count, error) in facts.failures.items()}
-    moved = updated(facts, facts.fingerprint) > 0
+    moved = facts.adapter.spec.rollout.atomic or updated(facts, facts.fingerprint) > 0
     for uid, error in facts.refusals.items():
         if moved and uid in facts.troubles:
             refused[uid] = (TRIES, error)

@@ -9,6 +9,9 @@ itself and an engine that restarted must not wait.
 A wave is as many engines as may hold two revisions at once (`max_surge`), all of them by default.
 An engine that has no room for two, or may not hold two, unloads the old one first, if so many
 engines may be without any (`max_unavailable`).
+
+Where all engines change at once or not at all (`decided`), no name moves to the new revision before
+that is decided, and one refusal takes it out of every engine.
 """
 
 from __future__ import annotations
@@ -76,6 +79,9 @@ class Wanted:
     """Most engines without any revision during an update."""
     max_surge: int | None = None
     """Most engines that hold two revisions at once, None for all."""
+    decided: bool | None = None
+    """Whether it is decided that all engines serve the wanted revision, if they do so at once or not
+    at all; None: names move as the limits allow."""
 
     def desired(self) -> list[Holding]:
         """Return the holdings of the engines that should serve the adapter."""
@@ -118,7 +124,7 @@ def to_stage(wanted: Wanted) -> list[str]:
     moving = wave(wanted)
     return [
         holding.engine
-        for holding in wanted.desired()
+        for holding in _asked(wanted)
         if not holding.digest
         and not holding.refused
         and (holding.engine in moving or not _replaces(wanted, holding))
@@ -130,7 +136,7 @@ def to_load(wanted: Wanted) -> list[str]:
     moving = wave(wanted)
     return [
         holding.engine
-        for holding in wanted.desired()
+        for holding in _asked(wanted)
         if holding.digest
         and holding.takes_orders
         and not holding.refused
@@ -141,6 +147,8 @@ def to_load(wanted: Wanted) -> list[str]:
 
 def may_publish(wanted: Wanted) -> bool:
     """Return whether served names may move to a revision that has yet to prove itself."""
+    if wanted.decided is not None:
+        return wanted.decided
     new = [holding for holding in wanted.holdings if not holding.proved]
     if any(serves(wanted, holding) for holding in new):
         return True
@@ -260,6 +268,13 @@ def ready(wanted: Wanted) -> int:
     What an engine without contact served last is no proof.
     """
     return sum(each.takes_orders and serves(wanted, each) for each in wanted.desired())
+
+
+def _asked(wanted: Wanted) -> list[Holding]:
+    """Return the engines that may get something: where one refusal decides, nothing after it."""
+    desired = wanted.desired()
+    lost = wanted.decided is False and any(holding.refused for holding in desired)
+    return [holding for holding in desired if holding.proved or not lost]
 
 
 def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:

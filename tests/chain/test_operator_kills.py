@@ -19,7 +19,7 @@ def chain(chain: Chain) -> Chain:
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "unloaded"])
 def test_an_apply_goes_on_after_a_kill(chain: Chain, step: str) -> None:
     operator = chain.start_operator(LORAFLEET_CRASH_AT=step)
-    chain.adapter("sql")
+    chain.adapter("sql", rollout={"atomic": step == "decided"})
     eventually(lambda: not operator.process.running, what=f"the operator dies at {step}")
     chain.start_operator()
     eventually(lambda: chain.ready("sql"))

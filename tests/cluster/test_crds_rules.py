@@ -201,6 +201,14 @@ CASES = [
         rollout(maxSurge="1%", maxUnavailable="0%"),
         rollout(maxSurge=0, maxUnavailable="0%"),
     ),
+    Case(rules.ATOMIC_ALONE, rollout(atomic=True), rollout(atomic=True, canary={})),
+    Case(rules.ATOMIC_ALONE, rollout(canary={}), rollout(atomic=True, maxSurge="50%")),
+    Case(rules.ATOMIC_ALONE, rollout(maxSurge=3), rollout(atomic=True, maxSurge=3)),
+    Case(
+        rules.ATOMIC_ALONE,
+        rollout(atomic=True, maxSurge="100%", maxUnavailable="0%"),
+        rollout(atomic=True, maxUnavailable=1),
+    ),
     Case(
         rules.ROUTE_CHOOSES,
         adapter(routing={"httpRoute": {**GATEWAY, "modelHeader": "X-Gateway-Model-Name"}}),

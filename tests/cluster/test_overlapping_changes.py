@@ -24,6 +24,7 @@ ROLLOUTS = [
     {"canary": CANARY},
     {"canary": CANARY, "maxSurge": 1},
     {"maxSurge": 1, "maxUnavailable": 1},
+    {"atomic": True},
     {},
 ]
 

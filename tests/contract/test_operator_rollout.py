@@ -3,102 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from fake_engine import Behaviour
 from lorafleet_operator import metrics
-from lorafleet_operator.deletion import let_go
-from operator_rig import Operator, operator, ready
-from sidecar_rig import Rig, until
+from operator_rig import ready
+from rollout_scene import EXTENT, NEW, OLD, scene
+from sidecar_rig import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
-
-OLD, NEW = "d01-plain-bf16", "d02-all-fp32"
-EXTENT = 2 << 20
-
-
-class Scene(Operator):
-    """Three engines by default that serve an adapter, and what its next content will be called."""
-
-    rigs: list[Rig]
-    old = ""
-    new = ""
-
-    async def begin(self, **spec: Any) -> LoRAAdapter:
-        """Let the adapter be served, after another one has told the digest of the next content."""
-        first = await self.apply(self.adapter("probe", NEW))
-        self.new = first.status.digest
-        assert not await let_go(first, self.fleet)
-        self.fleet.world.adapters["team-a/pool"].clear()  # type: ignore[attr-defined]
-        self.fleet.planner("team-a/pool").forget(first.key)
-        made = await self.apply(self.adapter("sql", OLD, **spec))
-        assert ready(made)[:2] == ("True", "Ready")
-        self.old = made.status.digest
-        return made
-
-    def update(self, case: str = NEW) -> None:
-        """Change the content at the source."""
-        self.put("sql", case)
-        self.forget_sources()
-
-    async def served(self) -> list[str]:
-        """Return by engine which revision answers: "old", "new" or ""."""
-        names = {self.old[7:19]: "old", self.new[7:19]: "new"}
-        found = []
-        for rig in self.rigs:
-            revision = rig.engine.revisions.get(rig.engine.served.get("team-a/sql", 0))
-            found.append(names[revision.digest[7:19]] if revision else "")
-        return found
-
-    def spec(self, made: LoRAAdapter, **spec: Any) -> LoRAAdapter:
-        """Return the adapter with another spec, as an edit makes it."""
-        edited = made.spec.model_validate({**made.spec.to_api(), **spec})
-        metadata = made.metadata.model_copy(update={"generation": made.metadata.generation + 1})
-        return made.model_copy(update={"spec": edited, "metadata": metadata})
-
-    def later(self, made: LoRAAdapter, seconds: int) -> LoRAAdapter:
-        """Return the adapter as if its trial had begun so much earlier."""
-        trial = made.status.canary
-        assert trial is not None
-        assert trial.since is not None
-        since = trial.since - timedelta(seconds=seconds)
-        moved = made.status.model_copy(update={"canary": trial.model_copy(update={"since": since})})
-        return made.model_copy(update={"status": moved})
-
-    async def refresh(self) -> None:
-        """Hear what the sidecars say now."""
-        await asyncio.gather(*(link.refresh() for link in self.fleet.links.all()))
-
-    async def until(self, made: LoRAAdapter, reason: str, passes: int = 12) -> LoRAAdapter:
-        """Run passes until Ready says `reason`, each after it has heard what the sidecars say."""
-        for _ in range(passes):
-            await self.refresh()
-            made = await self.apply(made)
-            if ready(made)[1] == reason:
-                return made
-        raise AssertionError(f"not {reason} after {passes} passes: {ready(made)}")
-
-
-@asynccontextmanager
-async def scene(volume: Path, root: Path, engines: int = 3, **rig: Any) -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack:
-        rigs = [
-            await stack.enter_async_context(
-                Rig(volume / str(number), Behaviour(), pod_uid=f"u{number}", **rig)
-            )
-            for number in range(engines)
-        ]
-        op = await stack.enter_async_context(operator(root, *rigs))
-        found = Scene(op.fleet, op.root)
-        found.rigs = rigs
-        yield found
+    from sidecar_rig import Rig
 
 
 async def test_one_engine_at_a_time_holds_two_revisions_when_the_surge_is_one(

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from . import names, rules
 from .fields import BaseModelName, Conditions, Digest, Int32, Int64, Message, PoolReference
 from .meta import ApiModel, ObjectMeta
-from .rollout import CanaryStatus, Draining, Revision, RolledBack, Rollout
+from .rollout import CanaryStatus, Decision, Draining, Revision, RolledBack, Rollout, RolloutStatus
 from .routing import AdapterRouting, RoutingStatus
 from .rules import validations
 from .source import AdapterSource
@@ -174,6 +174,8 @@ class AdapterEngine(ApiModel):
     """Whether the served name points at this revision on this engine."""
     canary: bool = False
     """Whether the engine tries the revision of status.canary."""
+    step: Int64 | None = Field(default=None, ge=0)
+    """Trainer's step of the revision that this engine serves; of pushed ones only."""
     in_flight: Int32 = Field(default=0, ge=0)
     """Requests running on the adapter, those on a draining revision included."""
     message: Message = ""
@@ -197,6 +199,17 @@ class EngineRefusal(ApiModel):
         max_length=MAX_REFUSING_PODS, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Names of their pods, the first ten."""
+
+
+class PushedStep(ApiModel):
+    """Which of the trainer's steps a pushed revision is of."""
+
+    revision: str = Field(default="", max_length=71)
+    """What the push was called: source.push.revision."""
+    fingerprint: str = Field(default="", max_length=512)
+    """Identity of the content, as engines name it."""
+    step: Int64 = Field(default=0, ge=0)
+    """The step it was last pushed with."""
 
 
 class LoRAAdapterStatus(ApiModel):
@@ -244,10 +257,18 @@ class LoRAAdapterStatus(ApiModel):
         default_factory=list, max_length=21, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Earlier revisions that stay staged, newest first."""
+    pushed: list[PushedStep] = Field(
+        default_factory=list, max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Steps of the pushed revisions that engines may serve, newest first."""
     stable: Revision | None = None
     """The revision that last came to be served everywhere: what a rollback brings back."""
     canary: CanaryStatus | None = None
     """The revision that some engines try; not there while none does."""
+    rollout: RolloutStatus | None = None
+    """The revision on its way to all engines, with spec.rollout.atomic, that none serves yet."""
+    decided: Decision | None = None
+    """The revision that all engines come to serve, with spec.rollout.atomic, until they do."""
     rolled_back: RolledBack | None = None
     """The revision that was given up last, while source and spec still ask for it."""
     draining: list[Draining] = Field(

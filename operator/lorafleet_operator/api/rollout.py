@@ -3,7 +3,7 @@
 import re
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -118,8 +118,15 @@ class Rollout(ApiModel):
     0 each engine unloads the old one first."""
     canary: Canary | None = None
     """Lets some engines try a new revision first; none if left out."""
+    atomic: bool = False
+    """Publishes a revision on all of the adapter's engines or on none: every engine loads and proves
+    it first, and while one does not answer or refuses, no name moves. Once status.decided names it,
+    every engine comes to serve it, whatever happens meanwhile. Not with canary, nor
+    with other limits than maxSurge 100% and maxUnavailable 0."""
 
-    model_config = ConfigDict(json_schema_extra=validations(rules.ROLLOUT_CAN_MOVE))
+    model_config = ConfigDict(
+        json_schema_extra=validations(rules.ROLLOUT_CAN_MOVE, rules.ATOMIC_ALONE)
+    )
 
     @field_validator("max_unavailable", "max_surge")
     @classmethod
@@ -132,6 +139,13 @@ class Rollout(ApiModel):
     def _can_move(self) -> Self:
         if self.max_unavailable in (0, "0%") and self.max_surge in (0, "0%"):
             raise ValueError(rules.ROLLOUT_CAN_MOVE.message)
+        return self
+
+    @model_validator(mode="after")
+    def _atomic_alone(self) -> Self:
+        usual = self.max_surge == "100%" and self.max_unavailable in (0, "0%")
+        if self.atomic and (self.canary is not None or not usual):
+            raise ValueError(rules.ATOMIC_ALONE.message)
         return self
 
     def limits(self, engines: int) -> tuple[int, int]:
@@ -169,6 +183,33 @@ class CanaryStatus(Revision):
     """Requests of these that failed."""
     promoted: bool = False
     """Whether the trial is over and the other engines follow."""
+
+
+MAX_NAMED: Final = 10
+
+
+class RolloutStatus(Revision):
+    """A revision on its way to all engines at once (spec.rollout.atomic)."""
+
+    engines: list[Annotated[str, Field(max_length=253)]] = Field(
+        default_factory=list,
+        max_length=MAX_NAMED,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    """Pods of the engines that have loaded and proved it, the first ten by name."""
+    engine_count: Int32 = Field(default=0, ge=0)
+    """How many have."""
+    waiting_for: str = Field(default="", max_length=253)
+    """Pod of an engine that does not answer, and that is waited for."""
+
+
+class Decision(RolloutStatus):
+    """A revision that every engine comes to serve, for all had loaded it: there is no way back."""
+
+    # A field of its own in the status: written by who has not heard of the decision yet, a revision
+    # that is only on its way must not be taken for the decided one.
+    time: datetime | None = None
+    """When that was decided; no engine served it before."""
 
 
 class RolledBack(Revision):

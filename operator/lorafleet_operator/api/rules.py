@@ -135,6 +135,13 @@ ROLLOUT_CAN_MOVE: Final = Rule(
     "maxSurge and maxUnavailable cannot both be 0: no engine could ever change its revision",
 )
 
+ATOMIC_ALONE: Final = Rule(
+    "!has(self.atomic) || !self.atomic || (!has(self.canary) && self.maxSurge == '100%'"
+    " && (self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
+    "atomic: true changes all engines at once: leave canary out, maxSurge at 100%,"
+    " and maxUnavailable at 0",
+)
+
 ROUTE_CHOOSES: Final = Rule(
     "has(self.modelHeader) || has(self.hostname)",
     "httpRoute needs hostname or modelHeader; without both it would take every request to the Gateway",

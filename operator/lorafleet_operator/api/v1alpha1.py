@@ -16,6 +16,7 @@ from .adapter import (
     LoRAAdapterStatus,
     Placement,
     PlacementPolicy,
+    PushedStep,
     Residency,
     Tier,
 )
@@ -35,11 +36,13 @@ from .pool import (
 from .rollout import (
     Canary,
     CanaryStatus,
+    Decision,
     Draining,
     Probe,
     Revision,
     RolledBack,
     Rollout,
+    RolloutStatus,
 )
 from .routing import AdapterRouting, HttpRouteParent, HttpRouting, PoolRouting, RoutingStatus
 from .source import (
@@ -63,6 +66,7 @@ __all__ = [
     "Canary",
     "CanaryStatus",
     "Condition",
+    "Decision",
     "Draining",
     "DropUnmatched",
     "EngineHealth",
@@ -92,12 +96,14 @@ __all__ = [
     "PoolReference",
     "PoolRouting",
     "Probe",
+    "PushedStep",
     "RecycleRule",
     "Recycling",
     "Residency",
     "Revision",
     "RolledBack",
     "Rollout",
+    "RolloutStatus",
     "RoutingStatus",
     "S3Source",
     "Tenant",

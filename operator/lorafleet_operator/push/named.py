@@ -28,6 +28,8 @@ def new_spec(manifest: pb.PushManifest, push: Mapping[str, Any]) -> dict[str, An
     spec = {"baseModel": manifest.base_model, "poolRef": pool, "source": {"push": dict(push)}}
     if manifest.served_name:
         spec["servedName"] = manifest.served_name
+    if manifest.atomic:
+        spec["rollout"] = {"atomic": True}
     return spec
 
 
@@ -58,6 +60,10 @@ def check_agrees(manifest: pb.PushManifest, body: Mapping[str, Any]) -> None:
     ):
         if given and given != found:
             raise InvalidAdapter(f"LoRAAdapter {key} has {field} {found}, the push names {given}")
+    if manifest.atomic and not (spec.get("rollout") or {}).get("atomic"):
+        raise InvalidAdapter(
+            f"LoRAAdapter {key} has rollout.atomic false, the push asks for it: edit the adapter"
+        )
 
 
 def pool_of(spec: Mapping[str, Any], namespace: str) -> str:

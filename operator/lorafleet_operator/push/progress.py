@@ -30,16 +30,19 @@ def status_of(body: Mapping[str, Any], engines: Iterable[EngineView]) -> pb.Push
             found.reason = condition.get("reason") or ""
             found.message = condition.get("message") or ""
     key = f"{metadata['namespace']}/{metadata['name']}"
+    known = {each["fingerprint"]: each for each in status.get("pushed") or ()}
     for view in engines:
         for entry in view.loaded(key):
             if not entry.published or not view.takes_orders:
                 continue
             staged = view.staged(entry.digest)
-            revision = staged.fingerprint if staged is not None else ""
+            content = staged.fingerprint if staged is not None else ""
+            served = known.get(content) or {}
+            revision = served.get("revision") or content
             found.engines.add(
                 pod=view.pod.name,
                 revision=revision,
-                step=found.step if revision == found.revision else 0,
+                step=found.step if revision == found.revision else served.get("step"),
                 digest=entry.digest,
             )
     return found

@@ -33,8 +33,9 @@ class Named:
 
     `name`: of the LoRAAdapter. `step`: the trainer's own count, told in status and metrics.
     `base_model`, `pool`: needed for the first push of an adapter that there is no manifest of; those
-    and the others must be equal to the adapter's if it is there. `progress`: told (bytes sent, bytes
-    to send) as they go.
+    and the others must be equal to the adapter's if it is there. `atomic`: all of its engines change
+    to a revision or none (spec.rollout.atomic). `progress`: told (bytes sent, bytes to send) as they
+    go.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Named:
     pool: str = ""
     pool_namespace: str = ""
     served_name: str = ""
+    atomic: bool = False
     progress: Callable[[int, int], None] = lambda _sent, _of: None
 
     def manifest(self, namespace: str) -> pb.PushManifest:
@@ -56,6 +58,7 @@ class Named:
                 pool_namespace=self.pool_namespace,
                 served_name=self.served_name,
                 step=self.step,
+                atomic=self.atomic,
             )
         except (TypeError, ValueError) as error:
             raise InvalidAdapter(f"what names the push cannot be sent: {error}") from None

@@ -143,6 +143,7 @@ _DEADLINE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 def _behind(of: Revision, engine: pb.PushedEngine, status: pb.PushStatus) -> int | None:
     if engine.revision == of.revision:
         return 0
-    if not engine.step and engine.revision != status.revision:
+    step = status.step if engine.revision == status.revision else engine.step
+    if not step and not engine.HasField("step"):
         return None
-    return max(of.step - engine.step, 0)
+    return max(of.step - step, 0)

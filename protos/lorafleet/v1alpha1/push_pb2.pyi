@@ -25,7 +25,7 @@ class PushResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[PushAccepted, _Mapping]] = ..., committed: _Optional[_Union[PushCommitted, _Mapping]] = ...) -> None: ...
 
 class PushManifest(_message.Message):
-    __slots__ = ("namespace", "name", "base_model", "pool", "pool_namespace", "served_name", "adapter_config", "safetensors_header", "tensor_digests", "step")
+    __slots__ = ("namespace", "name", "base_model", "pool", "pool_namespace", "served_name", "adapter_config", "safetensors_header", "tensor_digests", "step", "atomic")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class PushManifest(_message.Message):
     SAFETENSORS_HEADER_FIELD_NUMBER: _ClassVar[int]
     TENSOR_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    ATOMIC_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     name: str
     base_model: str
@@ -46,7 +47,8 @@ class PushManifest(_message.Message):
     safetensors_header: bytes
     tensor_digests: _containers.RepeatedScalarFieldContainer[bytes]
     step: int
-    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., base_model: _Optional[str] = ..., pool: _Optional[str] = ..., pool_namespace: _Optional[str] = ..., served_name: _Optional[str] = ..., adapter_config: _Optional[bytes] = ..., safetensors_header: _Optional[bytes] = ..., tensor_digests: _Optional[_Iterable[bytes]] = ..., step: _Optional[int] = ...) -> None: ...
+    atomic: bool
+    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., base_model: _Optional[str] = ..., pool: _Optional[str] = ..., pool_namespace: _Optional[str] = ..., served_name: _Optional[str] = ..., adapter_config: _Optional[bytes] = ..., safetensors_header: _Optional[bytes] = ..., tensor_digests: _Optional[_Iterable[bytes]] = ..., step: _Optional[int] = ..., atomic: _Optional[bool] = ...) -> None: ...
 
 class PushAccepted(_message.Message):
     __slots__ = ("missing",)

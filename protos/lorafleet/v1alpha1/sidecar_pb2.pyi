@@ -200,7 +200,7 @@ class StagedRevision(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., fingerprint: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., adapter: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., in_use: _Optional[bool] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds", "keep", "abort_seconds", "probe", "free_others", "residency")
+    __slots__ = ("adapter", "served_name", "digest", "loader", "pinned", "publish", "drain_timeout_seconds", "keep", "abort_seconds", "probe", "free_others", "residency", "two_phase")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class LoadAdapterRequest(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     FREE_OTHERS_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    TWO_PHASE_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -225,7 +226,8 @@ class LoadAdapterRequest(_message.Message):
     probe: Probe
     free_others: bool
     residency: str
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ..., abort_seconds: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., free_others: _Optional[bool] = ..., residency: _Optional[str] = ...) -> None: ...
+    two_phase: bool
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., loader: _Optional[str] = ..., pinned: _Optional[bool] = ..., publish: _Optional[bool] = ..., drain_timeout_seconds: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ..., abort_seconds: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., free_others: _Optional[bool] = ..., residency: _Optional[str] = ..., two_phase: _Optional[bool] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("prompt", "expect", "max_tokens")

@@ -25,16 +25,18 @@ def read(series: AdapterSeries) -> dict[str, Metric]:
 def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_called() -> None:
     series = AdapterSeries()
     said = (("Ready", "True"), ("Placed", "Unknown"))
-    shown = Shown('or"g\\m\n', said, desired=3, ready=2, pool="p/q", tiers=(("gpu", 2),))
+    shown = Shown(
+        'or"g\\m\n', said, desired=3, ready=2, pool="p/q", tiers=(("gpu", 2),), steps=(("e-0", 7),)
+    )
     for number in range(450):
         series.show("ns", f"a-{number}", shown)
     series.forget("ns", "a-7")
     pieces = list(series.text())
     assert max(map(len, pieces)) < 200 * 6 * 150
     families = list(text_string_to_metric_families("".join(pieces)))
-    info, condition, engines, tiers, failing, sums = families
+    info, condition, engines, tiers, failing, steps, sums = families
     counts = [len(each.samples) for each in families]
-    assert counts == [449, 449 * 6, 449 * 2, 449, 0, 1]
+    assert counts == [449, 449 * 6, 449 * 2, 449, 0, 449, 1]
     assert info.samples[0].labels == {
         "namespace": "ns",
         "name": "a-0",
@@ -47,6 +49,8 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     assert {(s.labels["state"], s.value) for s in engines.samples} == {("desired", 3), ("ready", 2)}
     assert {(s.labels["tier"], s.value) for s in tiers.samples} == {("gpu", 2)}
     assert failing.samples == []
+    assert steps.samples[0].labels == {"namespace": "ns", "name": "a-0", "pod": "e-0"}
+    assert steps.samples[0].value == 7
     (whole,) = sums.samples
     assert whole.labels == {"namespace": "p", "name": "q", "ready": "True"}
     assert whole.value == 449

@@ -1,0 +1,386 @@
+"""A revision that all engines serve or none: whole passes against real sidecars and fake engines.
+
+Every test asserts from the engines themselves: what each name came to mean, in that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lorafleet_operator.reconcile import reconcile
+from operator_rig import ready
+from rollout_scene import EXTENT, OLD, Scene, back, decided_while, never_back, scene, silence
+from sidecar_rig import until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.report import Report
+
+ATOMIC: dict[str, Any] = {"atomic": True}
+NEXT = "d09-rank-6"
+
+
+class Interrupted(Exception):
+    """The operator is gone here."""
+
+
+async def interrupted(
+    op: Scene, made: LoRAAdapter, at: Callable[[Report], Awaitable[bool]]
+) -> LoRAAdapter:
+    """Run a pass that ends where `at` says so of a status that is about to be written.
+
+    Returns the adapter with what had been written by then.
+    """
+    written = made
+
+    async def announce(said: Report) -> None:
+        nonlocal written
+        if await at(said):
+            raise Interrupted
+        written = made.model_copy(update={"status": said.status})
+
+    with pytest.raises(Interrupted):
+        await reconcile(made, "2026-01-01T00:00:00Z", op.fleet, announce)
+    op.forget_sources()
+    return written
+
+
+async def test_no_name_moves_before_the_decision_is_written_and_all_move_after_it(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        assert made.status.rollout is None
+        op.update()
+
+        async def all_old() -> None:
+            assert await op.served() == ["old"] * 3
+            assert [len(rig.engine.revisions) for rig in op.rigs] == [2, 2, 2]
+
+        made = await decided_while(op, made, all_old)
+        assert await op.served() == ["new"] * 3
+        assert op.moves() == [["old", "new"]] * 3
+        assert ready(made)[:2] == ("True", "Ready")
+        assert made.status.rollout is None
+        assert made.status.stable is not None
+        assert made.status.stable.digest == made.status.digest == op.new
+        assert made.status.history == [op.old]
+
+
+async def test_a_decision_that_could_not_be_written_moves_no_name(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+
+        async def decision(said: Report) -> bool:
+            return said.status.decided is not None
+
+        made = await interrupted(op, made, decision)
+        assert await op.served() == ["old"] * 3
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", "new"]] * 3
+
+
+async def test_an_engine_that_does_not_answer_is_waited_for_by_name(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        for _ in range(3):
+            made = await op.apply(made)
+            assert await op.served() == ["old", "old", "old"]
+        assert made.status.rollout is not None
+        assert made.status.rollout.waiting_for == "engine-1"
+        assert made.status.decided is None
+        assert made.status.digest == op.old
+        status, reason, message = ready(made)
+        assert (status, reason) == ("False", "EngineUnreachable")
+        assert message.startswith("engine engine-1: ")
+        assert "no name moves before it answers" in message
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert await op.served() == ["new"] * 3
+        never_back(op)
+
+
+async def test_an_engine_that_dies_after_the_decision_never_serves_the_old_revision_again(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await decided_while(op, made, lambda: silence(op, 2))
+        assert (await op.served())[:2] == ["new", "new"]
+        assert made.status.rollout is None
+        assert made.status.decided is not None
+        assert made.status.decided.waiting_for == "engine-2"
+        assert made.status.decided.engines == ["engine-0", "engine-1", "engine-2"]
+        assert made.status.stable is not None
+        assert made.status.stable.digest == op.new
+
+        op.forget_sources()  # another operator
+        await back(op, 2)
+        assert await op.served() == ["new", "new", ""], "it waits to be told which"
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", "new"]] * 3
+        assert made.status.decided is None
+
+
+async def test_an_engine_that_restarts_before_the_decision_is_given_the_old_revision_back(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        made = await op.apply(made)
+        await silence(op, 0)
+        await back(op, 0)
+        assert await op.served() == ["", "old", "old"], "it cannot know what was decided"
+        waiting = asyncio.create_task(op.rigs[0].answer("team-a/sql"))
+        made = await op.apply(made)
+        assert await waiting == op.old[7:19], "requests waited for it"
+        assert await op.served() == ["old", "old", "old"]
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert await op.served() == ["new"] * 3
+        never_back(op)
+
+
+@pytest.mark.parametrize("how", ["load", "proof", "answer"])
+async def test_one_engine_that_refuses_takes_the_new_revision_out_of_all(
+    volume: Path, tmp_path: Path, how: str
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        behaviour = op.rigs[2].engine.behaviour
+        if how == "load":
+            behaviour.refuse[op.new] = "no kernel for this"
+        elif how == "proof":
+            behaviour.wrong[op.new] = "lora_A is not what was staged"
+        else:
+            behaviour.mute.add(op.new)
+        op.update()
+        made = await op.until(made, "RolledBack")
+        await until(lambda: all(len(rig.engine.revisions) == 1 for rig in op.rigs))
+        assert {tuple(moves) for moves in op.moves()} == {("old",)}
+        assert made.status.rolled_back is not None
+        assert (made.status.rolled_back.digest, made.status.rolled_back.reason) == (
+            op.new,
+            "EngineRejected",
+        )
+        assert "engine engine-2: " in made.status.rolled_back.message
+        assert made.status.rollout is None
+        loads = [len(rig.engine.loads) for rig in op.rigs]
+        op.forget_sources()
+        await op.refresh()
+        made = await op.apply(made)
+        assert [len(rig.engine.loads) for rig in op.rigs] == loads
+
+        behaviour.refuse.clear()  # mended, and the spec asks again
+        behaviour.wrong.clear()
+        behaviour.mute.clear()
+        made = await op.until(op.spec(made, priority=1), "Ready")
+        assert await op.served() == ["new"] * 3
+        never_back(op)
+
+
+async def test_an_engine_without_room_keeps_the_old_revision_everywhere(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        room = op.rigs[1].sidecar.store.usage().limit
+        taken = [op.rigs[1].put(seed, "team-b/other") for seed in range(room // EXTENT - 1)]
+        for number, digest in enumerate(taken):
+            await op.rigs[1].load(digest, f"team-b/{number}", residency="host", publish=False)
+        op.update()
+        await op.refresh()
+        made = await op.apply(made)
+        made = await op.apply(made)
+        assert ready(made)[:2] == ("False", "StagingFull")
+        assert {tuple(moves) for moves in op.moves()} == {("old",)}
+        for number, digest in enumerate(taken):
+            await op.rigs[1].unload(f"team-b/{number}", adapter=f"team-b/{number}")
+            del digest
+        await op.refresh()
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", "new"]] * 3
+
+
+async def test_newer_content_takes_the_place_of_what_is_not_decided_yet(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        made = await op.apply(made)
+        op.update(NEXT)
+        made = await op.apply(made)
+        assert made.status.rollout is not None
+        newest = made.status.rollout.digest
+        assert newest not in (op.old, op.new, "")
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", newest]] * 3
+
+
+async def test_what_is_decided_is_finished_before_newer_content_begins(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await decided_while(op, made, lambda: silence(op, 2))
+        op.update(NEXT)
+        for _ in range(2):
+            made = await op.apply(made)
+            assert (await op.served())[:2] == ["new", "new"]
+            assert made.status.decided is not None
+            assert made.status.decided.digest == op.new
+            assert made.status.decided.waiting_for == "engine-2"
+        await back(op, 2)
+        made = await op.until(made, "Ready")
+        newest = made.status.digest
+        assert newest not in (op.old, op.new)
+        assert op.moves() == [["old", "new", newest]] * 3
+
+
+async def test_what_is_decided_is_carried_out_though_the_source_has_gone_bad(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await decided_while(op, made, lambda: silence(op, 2))
+        op.update("d48-no-tensors")
+        await back(op, 2)
+        made = await op.apply(made)
+        assert op.moves() == [["old", "new"]] * 3
+        assert ready(made)[1] == "InvalidAdapter"
+
+
+async def test_what_an_engine_cannot_take_after_the_decision_does_not_hold_up_what_follows(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await decided_while(op, made, lambda: silence(op, 2))
+        op.rigs[2].engine.behaviour.wrong[op.new] = "lora_A is not what was staged"
+        rig = op.rigs[2]
+        await rig.engine.start()
+        await until(lambda: rig.sidecar.agent.observed.usable)
+        await op.refresh()
+        for _ in range(4):
+            made = await op.apply(made)
+        assert made.status.rolled_back is None, "there is no way back"
+        assert await op.served() == ["new", "new", ""]
+        op.put("sql", NEXT)
+        op.fleet.memory.drop_look(made.metadata.uid)
+        made = await op.until(made, "Ready")
+        assert [moves[-1] for moves in op.moves()] == [made.status.digest] * 3
+        never_back(op)
+
+
+async def test_a_first_revision_is_published_everywhere_at_once_too(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        await op.refresh()
+        await silence(op, 1)
+        made = op.adapter("sql", OLD, rollout=ATOMIC)
+        for _ in range(2):
+            made = await op.apply(made)
+            assert await op.served() == ["", "", ""]
+        assert made.status.rollout is not None
+        assert made.status.rollout.waiting_for == "engine-1"
+        rig = op.rigs[1]
+        await rig.engine.start()
+        await until(lambda: rig.sidecar.agent.observed.usable)
+        await op.refresh()
+        made = await op.until(made, "Ready")
+        assert [len(moves) for moves in op.moves()] == [1, 1, 1]
+
+
+async def test_a_way_back_that_a_person_names_goes_everywhere_at_once_too(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await op.until(made, "Ready")
+        await silence(op, 1)
+        made = op.spec(made, revision=op.old)
+        made = await op.apply(made)
+        assert (await op.served())[::2] == ["new", "new"]
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", "new", "old"]] * 3
+
+
+async def test_atomic_that_is_taken_out_of_the_spec_ends_the_wait(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        op.update()
+        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = op.spec(made, rollout={})
+        await back(op, 2)
+        made = await op.until(made, "Ready")
+        assert op.moves() == [["old", "new"]] * 3
+
+
+async def test_an_engine_without_the_plugin_takes_part(volume: Path, tmp_path: Path) -> None:
+    async with scene(volume, tmp_path) as op:
+        stock = op.rigs[2]
+        stock.engine.behaviour.plugin = False
+        await silence(op, 2)
+        await stock.engine.start()
+        await until(lambda: stock.sidecar.agent.observed.usable)
+        await op.refresh()
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        made = await op.apply(made)
+        await silence(op, 2)
+        await stock.engine.start()
+        await until(lambda: stock.sidecar.agent.observed.usable)
+        assert stock.engine.stock == {}, "it cannot know what was decided"
+        await op.refresh()
+        made = await op.apply(made)
+        assert await stock.answer("team-a/sql") == op.old[7:19]
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert await stock.answer("team-a/sql") != op.old[7:19]  # the new one, in its own dtype
+        assert op.moves()[:2] == [["old", "new"]] * 2
+
+
+async def test_an_engine_that_is_silent_for_longer_than_the_grace_is_waited_for_no_more(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        made = await op.apply(made)
+        assert await op.served() == ["old"] * 3
+        op.fleet.settings = replace(op.fleet.settings, engine_grace_seconds=0.0)
+        made = await op.apply(made)
+        assert (await op.served())[::2] == ["new", "new"]
+        await back(op, 1)
+        made = await op.until(made, "Ready")
+        assert made.status.ready_engines == 3
+        assert op.moves() == [["old", "new"]] * 3
