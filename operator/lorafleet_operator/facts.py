@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from lorafleet_operator import revisions, rollout
+from lorafleet_operator import clock, revisions, rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
 from lorafleet_operator.api.v1alpha1 import PlacementPolicy, Residency
 from lorafleet_operator.traffic import may_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from lorafleet.errors import LorafleetError
 
@@ -48,7 +48,7 @@ class Placed:
     wanted: int = 0
     blocked: tuple[Reason, str] | None = None
     lost_name: bool = False
-    """Whether it may be served nowhere: an older adapter owns the served name, or pool or name are
+    """Whether it may be served nowhere: another adapter owns the served name, or pool or name are
     another namespace's and not granted."""
     gone_names: frozenset[str] = frozenset()
     """Names under which engines still serve it, and which are another adapter's by now."""
@@ -219,7 +219,7 @@ class Facts:
 
     def course(self, now: datetime | None = None) -> revisions.Course:
         """Return what each engine should come to serve, by what the pass knows so far."""
-        return revisions.chart(self, now or datetime.now(UTC))
+        return revisions.chart(self, now or clock.now())
 
     def wanted(self, course: revisions.Course | None = None) -> rollout.Wanted:
         """Return the facts in the form that the rollout decides on."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.errors import EngineUnreachable, LorafleetError
 
-from lorafleet_operator import metrics
+from lorafleet_operator import clock, metrics
 from lorafleet_operator.api.conditions import ConditionType, Reason, condition, merge_conditions
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES
 from lorafleet_operator.api.v1alpha1 import (
@@ -41,9 +41,9 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     await first_answers(fleet, fleet.world.members(pool))
     await unload_orphans(pool, fleet)
     routing, problem = await route_pool(pool, fleet)
-    now = datetime.now(UTC)
     views = pool_engines(pool, fleet.world, fleet.links)
-    status = pool_status(pool, views, now, await keep_engines(pool, views, fleet, now))
+    life = await keep_engines(pool, views, fleet, clock.now())
+    status = pool_status(pool, views, life=life)
     status = status.model_copy(update={"tenants": tenants(pool, fleet)})
     metrics.POOLS.show_tenants(pool.key, [_figures(tenant) for tenant in status.tenants])
     return with_routing(pool, status, routing, problem)
