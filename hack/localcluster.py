@@ -71,6 +71,7 @@ class LocalCluster:
         self.borrowed = False
         self._quiet = quiet
         self._processes: list[LocalProcess] = []
+        self._commands: dict[str, list[str | Path]] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -112,6 +113,25 @@ class LocalCluster:
             self._processes.pop().stop()
         (self.directory / "cluster.json").unlink(missing_ok=True)
 
+    def kill(self, name: str) -> None:
+        """`kill -9` of "etcd" or "kube-apiserver", as a crash would."""
+        self._process(name).kill()
+
+    def start_again(self, name: str) -> None:
+        """Start one that was killed, with its address and data, and return when both are ready.
+
+        Of two that were killed etcd has to be the first.
+        """
+        ended = self._process(name)
+        process = LocalProcess.start(name, self._commands[name], ended.log)
+        self._processes[self._processes.index(ended)] = process
+        server = self._process("kube-apiserver")
+        if server.running:
+            server.wait_until(self._ready, START_SECONDS)
+
+    def _process(self, name: str) -> LocalProcess:
+        return next(each for each in self._processes if each.name == name)
+
     def _borrow(self) -> None:
         given = os.environ.get("KUBECONFIG", "")
         if not Path(given).is_file():
@@ -127,9 +147,8 @@ class LocalCluster:
         etcd_port, peer_port, port = free_port(), free_port(), free_port()
         etcd_url, peer_url = f"http://127.0.0.1:{etcd_port}", f"http://127.0.0.1:{peer_port}"
         self._say("starting etcd")
-        etcd = LocalProcess.start(
-            "etcd", _etcd_command(data, etcd_url, peer_url), logs / "etcd.log"
-        )
+        self._commands = {"etcd": _etcd_command(data, etcd_url, peer_url)}
+        etcd = LocalProcess.start("etcd", self._commands["etcd"], logs / "etcd.log")
         self._processes.append(etcd)
         etcd.wait_until(lambda: listens("127.0.0.1", etcd_port), START_SECONDS)
 
@@ -139,11 +158,9 @@ class LocalCluster:
         tokens.touch(mode=0o600)
         tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
         self._say("starting kube-apiserver")
-        server = LocalProcess.start(
-            "kube-apiserver",
-            _server_command(etcd_url, port, pki, tokens),
-            logs / "kube-apiserver.log",
-        )
+        command = _server_command(etcd_url, port, pki, tokens)
+        self._commands["kube-apiserver"] = command
+        server = LocalProcess.start("kube-apiserver", command, logs / "kube-apiserver.log")
         self._processes.append(server)
         server.wait_until(self._ready, START_SECONDS)
         self._write_kubeconfig()

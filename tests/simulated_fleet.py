@@ -275,6 +275,7 @@ class SimulatedFleet:
                 async with self._api.get(place, timeout=timeout, read_bufsize=1 << 20) as answer:
                     async for line in answer.content:
                         self._see(json.loads(line)["object"])
+            await asyncio.sleep(0.1)  # it may be away for long
 
     def _see(self, body: dict[str, Any]) -> None:
         metadata, status = body["metadata"], body.get("status") or {}
@@ -308,6 +309,13 @@ class SimulatedFleet:
 
         A conflict is answered, as a Status: what is there already, or is newer by now.
         """
+        while True:
+            try:
+                return await self._ask_once(verb, path, body)
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.1)  # nothing was sent: the API server is away
+
+    async def _ask_once(self, verb: str, path: str, body: Any) -> dict[str, Any]:
         kind = "application/merge-patch+json" if verb == "PATCH" else "application/json"
         async with (
             self._limit,

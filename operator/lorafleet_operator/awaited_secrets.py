@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

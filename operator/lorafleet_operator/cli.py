@@ -89,11 +89,13 @@ def _run() -> int:
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     if not settings.namespaces:
         handlers.watch_the_cluster()
+    stopping = asyncio.Event()
     kopf.run(
+        stop_flag=stopping,
         standalone=True,  # which operator acts for what, leases tell (tenure.py)
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
-        memo=handlers.Shared(settings=settings),
+        memo=handlers.Shared(settings=settings, stopping=stopping),
     )
     return 0
 
@@ -113,6 +115,7 @@ def _check() -> int:
 
     from lorafleet_operator.checkup import CheckFailed, check
     from lorafleet_operator.cluster import reads, served
+    from lorafleet_operator.cluster.requests import NoAnswer
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
 
     async def look() -> None:
@@ -125,7 +128,7 @@ def _check() -> int:
         InvalidSetting,
         CheckFailed,
         reads.NoCluster,
-        reads.NoAnswer,
+        NoAnswer,
         served.NotServed,
     ) as error:
         print(f"lorafleet-operator: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet_operator.api import names
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.term import TermOver
 
@@ -57,5 +58,8 @@ def gated(
         except TermOver as error:
             _LOG.info("%s: a pass was cut off: %s", pool, error)
             return idle
+        except NoAnswer as error:
+            _LOG.warning("%s: a pass is tried again: %s", pool, error)
+            return Outcome(well=False, interval=0.0)
 
     return run

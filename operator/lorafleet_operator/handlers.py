@@ -12,6 +12,8 @@ writes none and runs no pass. Three traps, each with a test:
 from __future__ import annotations
 
 import asyncio
+import signal
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -32,6 +34,8 @@ from lorafleet_operator.tenure import Tenure
 from lorafleet_operator.watched import Watched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lorafleet_operator.settings import OperatorSettings
 
 ADAPTERS: Final = (names.GROUP, names.VERSION, names.ADAPTER_PLURAL)
@@ -50,8 +54,25 @@ _TIDY_SECONDS: Final = 10.0
 """Pause between two times of giving freed memory back, which takes some ten milliseconds each."""
 _IDLE_SECONDS: Final = 0.5
 """How long the framework keeps a task for an object that an event was about, for the next one."""
+_RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
+"""Pauses between tries to read a list or to watch; the last one is repeated for as long as it takes."""
+_CONNECT_SECONDS: Final = 10.0
+_LIST_SECONDS: Final = 60.0
+"""How long a connection and a page of a list may take: minutes by default, in which a server that went
+without a word is waited for in vain."""
 _PAGE: Final = 500
 """Objects of a list that are read at a time: as many are in memory as Python objects."""
+
+
+class _ForEver:
+    """Pauses without an end: the framework gives up, and ends the operator, with the last one.
+
+    And it doubles them: after an outage of an hour the operator would look again after minutes,
+    and act by what was true before, for its leases come back at once.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return chain(_RETRY_SECONDS, repeat(_RETRY_SECONDS[-1]))
 
 
 class Shared(kopf.Memo):
@@ -99,6 +120,7 @@ async def log_in(memo: kopf.Memo, **given: Any) -> kopf.AiohttpSession | None:
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Set the framework up, connect to the API server, serve /healthz and /metrics."""
+    asyncio.get_running_loop().call_soon(_heed_signals, memo.stopping)
     ours: OperatorSettings = memo.settings
     configure(settings, pod_selector=ours.pod_selector, namespaces=ours.namespaces)
     metrics.ADAPTERS.limit = ours.metrics_adapters
@@ -133,6 +155,13 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     memo.tidying = asyncio.create_task(_tidy(), name="tidying")
 
 
+def _heed_signals(stopping: asyncio.Event) -> None:
+    """End at the first signal, and let those after it change nothing: the framework's own handlers,
+    which are in place since a moment ago, fail at the second one."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+
 async def _take_pushes(fleet: Fleet, watched: Watched) -> PushServer | None:
     if not fleet.settings.push_listen:
         return None
@@ -160,6 +189,9 @@ def configure(
     settings.posting.enabled = False  # our Events say more
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.chunk_size = _PAGE
+    settings.networking.error_backoffs = _ForEver()
+    settings.networking.connect_timeout = _CONNECT_SECONDS
+    settings.networking.request_timeout = _LIST_SECONDS
     if pod_selector:
         settings.watching.label_selectors[PODS] = pod_selector
     settings.watching.field_selectors[NODES] = "spec.unschedulable=true"

@@ -6,17 +6,17 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
-from lorafleet_operator import metrics
+from lorafleet_operator import clock, metrics
 from lorafleet_operator.api import names
 from lorafleet_operator.api.conditions import ConditionType
 from lorafleet_operator.api.meta import Condition
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
 from lorafleet_operator.cluster import finalizer
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
@@ -53,6 +53,9 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
             return await deletion_pass(body, fleet)
         except TermOver:
             raise
+        except NoAnswer as error:
+            _LOG.warning("%s: the deletion waits: %s", body["metadata"]["name"], error)
+            return _DELETION_GOES_ON
         except Exception as error:
             # Tried again soon however often it fails: an object that cannot go blocks others.
             metrics.RECONCILE_ERRORS.labels(type(error).__name__).inc()
@@ -103,6 +106,8 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
         created = body["metadata"]["creationTimestamp"]
         try:
             result = await reconcile(adapter, created, fleet, publish, turn)
+        except (NoAnswer, TermOver):
+            raise  # no fault of the adapter or of the operator
         except Exception as error:
             await publish(failed(adapter, error))
             raise
@@ -214,7 +219,7 @@ async def deletion_pass(body: dict[str, Any], fleet: Fleet) -> Outcome | None:
         await withdraw(adapter, fleet)
         if waiting := await let_go(adapter, fleet):
             limit = fleet.settings.deletion_timeout_seconds
-            if not waiting.overdue(adapter, limit, datetime.now(UTC)):
+            if not waiting.overdue(adapter, limit, clock.now()):
                 return _DELETION_GOES_ON
             late = f"{waiting}: deleted before it was unloaded there"
         crash_at("unloaded")

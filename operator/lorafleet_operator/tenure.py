@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 from lorafleet_operator import metrics
 from lorafleet_operator.candidate import Candidate, changed
 from lorafleet_operator.cluster.leases import Leases, own_namespace
-from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.lease import Do, Me, shard_of
 from lorafleet_operator.term import Term, now
 

@@ -11,7 +11,7 @@ from chart_role import RELEASE, kubeconfig, token
 from kube_rest import TABLE, KubeRest
 from kubernetes.aio import config
 from lorafleet_operator.cluster.leases import Leases
-from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.lease import Me, Record, shard_of
 from lorafleet_operator.tenure import Tenure
 

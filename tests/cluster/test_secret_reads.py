@@ -9,6 +9,7 @@ from chart_role import kubeconfig, token
 from kubernetes.aio import client, config
 from lorafleet.errors import AccessDenied
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.requests import NoAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,5 +48,5 @@ async def test_the_version_of_a_secret_is_known_without_its_content(
         assert await reads.secret_version(api, namespace, "keys") == ""
         with pytest.raises(AccessDenied, match="may not read Secret default/keys"):
             await reads.secret(api, "default", "keys")
-        with pytest.raises(reads.NoAnswer, match="Secret default/keys: 403"):
+        with pytest.raises(NoAnswer, match="Secret default/keys: 403"):
             await reads.secret_version(api, "default", "keys")

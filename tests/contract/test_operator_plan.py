@@ -51,7 +51,7 @@ def test_a_silent_cluster_is_told_in_one_line(
     (tmp_path / "sql.yaml").write_text(ADAPTER)
     assert main(["plan", "-f", str(tmp_path / "sql.yaml")]) == 1
     said = capsys.readouterr().err
-    assert "namespace team-a: the API server does not answer: " in said
+    assert "namespace team-a: enginepools: the API server does not answer: " in said
     assert said.count("\n") == 1
 
 

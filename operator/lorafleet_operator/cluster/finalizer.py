@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kubernetes.aio import client
-
 from lorafleet_operator.api import names
-from lorafleet_operator.cluster.requests import JSON_PATCH, ask, path
+from lorafleet_operator.cluster.requests import JSON_PATCH, NoAnswer, ask, one_line, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kubernetes.aio import client
 
 
 class Overtaken(RuntimeError):
@@ -27,7 +27,10 @@ def is_held(body: Mapping[str, Any]) -> bool:
 
 
 async def hold(api: client.ApiClient, plural: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the finalizer on an object without it; return the object then. Raises Overtaken."""
+    """Put the finalizer on an object without it; return the object then.
+
+    Raises Overtaken, NoAnswer.
+    """
     change: dict[str, Any]
     if "finalizers" in body["metadata"]:
         change = {"op": "add", "path": "/metadata/finalizers/-", "value": names.FINALIZER}
@@ -39,7 +42,7 @@ async def hold(api: client.ApiClient, plural: str, body: Mapping[str, Any]) -> d
 async def release(api: client.ApiClient, plural: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Take the finalizer off an object that carries it; return the object then.
 
-    Raises Overtaken.
+    Raises Overtaken, NoAnswer.
     """
     place = body["metadata"]["finalizers"].index(names.FINALIZER)
     change = {"op": "remove", "path": f"/metadata/finalizers/{place}"}
@@ -55,15 +58,13 @@ async def _patch(
         "path": "/metadata/resourceVersion",
         "value": metadata["resourceVersion"],
     }
+    key = f"{metadata['namespace']}/{metadata['name']}"
+    kind = (names.GROUP, names.VERSION, plural)
+    place = path(kind, metadata["namespace"], metadata["name"])
     try:
-        return await ask(
-            api,
-            "PATCH",
-            path((names.GROUP, names.VERSION, plural), metadata["namespace"], metadata["name"]),
-            [test, change],
-            content_type=JSON_PATCH,
-        )
-    except client.ApiException as error:
+        with one_line(f"the finalizer of {key}"):
+            return await ask(api, "PATCH", place, [test, change], content_type=JSON_PATCH)
+    except NoAnswer as error:
         if error.status in (404, 409, 422):  # gone, or another version by now
-            raise Overtaken(f"{metadata['namespace']}/{metadata['name']}") from None
+            raise Overtaken(key) from None
         raise

@@ -6,16 +6,13 @@ compare wall clocks, and tell their holder nothing of when the lease will be ove
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import ClientError
 from kubernetes.aio import client
 
 from lorafleet_operator.api import names
-from lorafleet_operator.cluster.reads import NoAnswer
-from lorafleet_operator.cluster.requests import ask, path, send
+from lorafleet_operator.cluster.requests import ask, one_line, path, send
 from lorafleet_operator.lease import Record
 
 if TYPE_CHECKING:
@@ -50,7 +47,7 @@ class Leases:
 
     async def all(self) -> list[Record]:
         """Return every lease of the set. Raises NoAnswer."""
-        with _one_line(f"leases in namespace {self._namespace}"):
+        with one_line(f"leases in namespace {self._namespace}"):
             found = await ask(
                 self._api,
                 "GET",
@@ -69,7 +66,7 @@ class Leases:
         verb, named = ("PUT", name) if record.version else ("POST", "")
         place = path(_LEASES, self._namespace, named)
         body = self._body(name, record)
-        with _one_line(f"lease {self._namespace}/{name}"):
+        with one_line(f"lease {self._namespace}/{name}"):
             try:
                 status, found = await send(self._api, verb, place, body, seconds=self._timeout)
             except client.ApiException as error:
@@ -121,14 +118,3 @@ class Leases:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Raise NoAnswer for what goes wrong with a request."""
-    try:
-        yield
-    except client.ApiException as error:
-        raise NoAnswer(f"{what}: {error.status} {error.reason}") from None
-    except (ClientError, TimeoutError) as error:
-        raise NoAnswer(f"{what}: no answer: {error or 'too late'}") from None

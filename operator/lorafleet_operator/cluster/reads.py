@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import ClientError
 from kubernetes.aio import client, config
-from lorafleet.errors import AccessDenied
+from lorafleet.errors import AccessDenied, SourceUnavailable
 
 from lorafleet_operator.api import names
 from lorafleet_operator.cluster.bounded import BoundedClient
-from lorafleet_operator.cluster.requests import ask, path
+from lorafleet_operator.cluster.requests import NoAnswer, ask, one_line, path
 from lorafleet_operator.traffic import Said
 
 if TYPE_CHECKING:
@@ -117,10 +116,6 @@ class NoCluster(RuntimeError):
     """Raised when neither a service account nor a kubeconfig names a cluster."""
 
 
-class NoAnswer(RuntimeError):
-    """Raised when the API server is out of reach or refuses; one line for people."""
-
-
 class BrokenConfig(NoCluster):
     """Raised when there is a kubeconfig and it cannot be read."""
 
@@ -204,13 +199,8 @@ def getter(api: client.ApiClient) -> Get:
     """Return what `everything` reads with."""
 
     async def get(place: str) -> dict[str, Any]:
-        try:
+        with one_line(place.rpartition("/")[2]):
             return await ask(api, "GET", place)
-        except client.ApiException as error:
-            what = place.rpartition("/")[2]
-            raise NoAnswer(f"{what}: {error.status} {error.reason}") from None
-        except ClientError as error:
-            raise NoAnswer(f"the API server does not answer: {error}") from None
 
     return get
 
@@ -225,10 +215,14 @@ class Secret:
 
 
 async def secret(api: client.ApiClient, namespace: str, name: str) -> Secret:
-    """Return the decoded data of a Secret. Raises AccessDenied if the operator may not read it."""
+    """Return the decoded data of a Secret.
+
+    Raises AccessDenied if the operator may not read it, SourceUnavailable without an answer.
+    """
     try:
-        found = await ask(api, "GET", path(_SECRETS, namespace, name))
-    except client.ApiException as error:
+        with one_line(f"Secret {namespace}/{name}"):
+            found = await ask(api, "GET", path(_SECRETS, namespace, name))
+    except NoAnswer as error:
         if error.status == 404:
             return Secret()
         if error.status == 403:
@@ -236,7 +230,7 @@ async def secret(api: client.ApiClient, namespace: str, name: str) -> Secret:
                 f"the operator may not read Secret {namespace}/{name}: its role in the namespace "
                 "lacks get on secrets"
             ) from None
-        raise
+        raise SourceUnavailable(str(error)) from None
     decoded = {}
     for key, value in (found.get("data") or {}).items():
         try:
@@ -251,15 +245,14 @@ async def secret_version(api: client.ApiClient, namespace: str, name: str) -> st
 
     Raises NoAnswer, also while the operator may not read it.
     """
+    place = path(_SECRETS, namespace, name)
     try:
-        place = path(_SECRETS, namespace, name)
-        found = await ask(api, "GET", place, accept=METADATA_ONLY, seconds=10.0)
-    except client.ApiException as error:
+        with one_line(f"Secret {namespace}/{name}"):
+            found = await ask(api, "GET", place, accept=METADATA_ONLY, seconds=10.0)
+    except NoAnswer as error:
         if error.status == 404:
             return ""
-        raise NoAnswer(f"Secret {namespace}/{name}: {error.status} {error.reason}") from None
-    except (ClientError, TimeoutError) as error:
-        raise NoAnswer(f"the API server does not answer: {error}") from None
+        raise
     return str(found["metadata"]["resourceVersion"])
 
 

@@ -8,16 +8,21 @@ is a hundred mebibytes for what is a path, a verb and a dict.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from aiohttp import ClientError
 from kubernetes.aio import client
 
 from lorafleet_operator import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+_ANSWER_SECONDS: Final = 30.0
+"""How long a request may take: one whose server went without a word must not hold a pass, and one of
+few connections, for the library's five minutes."""
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
@@ -25,6 +30,28 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 Kind = tuple[str, str, str]
 """Group ("" for the core's), version, plural."""
+
+
+class NoAnswer(RuntimeError):
+    """Raised when the API server is out of reach or refuses; one line for people.
+
+    status: that of its answer, 0 without one.
+    """
+
+    def __init__(self, line: str, status: int = 0) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Raise NoAnswer for what goes wrong with requests in the block."""
+    try:
+        yield
+    except client.ApiException as error:
+        raise NoAnswer(f"{what}: {error.status} {error.reason}", error.status) from None
+    except (ClientError, TimeoutError) as error:
+        raise NoAnswer(f"{what}: the API server does not answer: {error or 'too late'}") from None
 
 
 def path(kind: Kind, namespace: str = "", name: str = "", part: str = "") -> str:
@@ -51,11 +78,11 @@ async def send(
     content_type: str = JSON,
     accept: str = JSON,
     query: Mapping[str, str] | None = None,
-    seconds: float | None = None,
+    seconds: float = _ANSWER_SECONDS,
 ) -> tuple[int, dict[str, Any]]:
     """Send one request; return the answer's status and JSON.
 
-    seconds: how long it may take, by default the library's five minutes.
+    seconds: how long it may take.
     Raises client.ApiException for an answer that is an error, aiohttp.ClientError and TimeoutError
     without one.
     """

@@ -8,8 +8,7 @@ from aiohttp import ClientError
 from kubernetes.aio import client
 
 from lorafleet_operator.api import names
-from lorafleet_operator.cluster.reads import NoAnswer
-from lorafleet_operator.cluster.requests import ask, path
+from lorafleet_operator.cluster.requests import NoAnswer, ask, path
 
 if TYPE_CHECKING:
     from lorafleet_operator.cluster.requests import Kind

@@ -10,14 +10,20 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from aiohttp import ClientError
-from kubernetes.aio import client
-
 from lorafleet_operator.api import names
-from lorafleet_operator.cluster.requests import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ask, path
+from lorafleet_operator.cluster.requests import (
+    MERGE_PATCH,
+    STRATEGIC_MERGE_PATCH,
+    NoAnswer,
+    ask,
+    one_line,
+    path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kubernetes.aio import client
 
     from lorafleet_operator.cluster.bodies import Bodies
     from lorafleet_operator.cluster.reads import EnginePod
@@ -43,21 +49,18 @@ class StatusWriter:
     async def write(self, kind: str, body: dict[str, Any], status: Mapping[str, Any]) -> bool:
         """Make `status` the object's; return whether that took a request.
 
-        An object that is gone by now counts as written.
+        An object that is gone by now counts as written. Raises NoAnswer.
         """
         metadata = body["metadata"]
         patch = merge_patch(self._bodies.newest(body).get("status") or {}, status)
         if not patch:
             return False
+        place = path(_KINDS[kind], metadata["namespace"], metadata["name"], "status")
+        change = {"metadata": {"uid": metadata["uid"]}, "status": patch}
         try:
-            answer = await ask(
-                self._api,
-                "PATCH",
-                path(_KINDS[kind], metadata["namespace"], metadata["name"], "status"),
-                {"metadata": {"uid": metadata["uid"]}, "status": patch},
-                content_type=MERGE_PATCH,
-            )
-        except client.ApiException as error:
+            with one_line(f"the status of {metadata['name']}"):
+                answer = await ask(self._api, "PATCH", place, change, content_type=MERGE_PATCH)
+        except NoAnswer as error:
             if error.status in (404, 409):  # gone, or another object of that name by now
                 return False
             raise
@@ -74,7 +77,10 @@ async def set_warm(
     message: str,
     now: datetime,
 ) -> bool:
-    """Set the pod's condition lorafleet.dev/warm; return whether the pod was still there."""
+    """Set the pod's condition lorafleet.dev/warm; return whether the pod was still there.
+
+    Raises NoAnswer.
+    """
     condition = {
         "type": names.CONDITION_WARM,
         "status": "True" if open_ else "False",
@@ -83,10 +89,11 @@ async def set_warm(
         "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+    place = path(_PODS, pod.namespace, pod.name, "status")
     try:
-        place = path(_PODS, pod.namespace, pod.name, "status")
-        await ask(api, "PATCH", place, patch, content_type=STRATEGIC_MERGE_PATCH)
-    except client.ApiException as error:
+        with one_line(f"the status of pod {pod.key}"):
+            await ask(api, "PATCH", place, patch, content_type=STRATEGIC_MERGE_PATCH)
+    except NoAnswer as error:
         if error.status in (404, 409, 422):  # gone, or another pod of that name by now
             return False
         if error.status == 403:
@@ -146,7 +153,7 @@ async def post_event(
         "reportingInstance": _COMPONENT,
     }
     try:
-        await ask(api, "POST", path(_EVENTS, metadata["namespace"]), event)
-    except (client.ApiException, ClientError, TimeoutError) as error:
-        said = getattr(error, "reason", "") or error
-        _LOG.warning("cannot post event %s about %s: %s", reason, metadata["name"], said)
+        with one_line(f"event {reason} about {metadata['name']}"):
+            await ask(api, "POST", path(_EVENTS, metadata["namespace"]), event)
+    except NoAnswer as error:
+        _LOG.warning("cannot post %s", error)

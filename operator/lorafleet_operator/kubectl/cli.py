@@ -195,7 +195,7 @@ def _top(options: argparse.Namespace) -> int:
 def _why(options: argparse.Namespace) -> int:
     import asyncio
 
-    from lorafleet_operator.cluster.reads import NoAnswer
+    from lorafleet_operator.cluster.requests import NoAnswer
     from lorafleet_operator.explain import InvalidManifest
     from lorafleet_operator.kubectl import why
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lorafleet_operator.awaited_secrets import AwaitedSecrets, Referenced
-from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import NoAnswer
 
 
 class Versions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 
 import kopf
 from kopf._core.intents.registries import get_default_registry
@@ -46,3 +47,13 @@ def test_the_framework_only_watches_and_leaves_our_finalizer_alone() -> None:
     assert settings.watching.label_selectors[handlers.PODS] == "app=vllm"
     body = kopf.Body({"metadata": {"annotations": {"a": "b"}}, "spec": {"large": "thing"}})
     assert settings.persistence.diffbase_storage.build(body=body) == {}
+
+
+def test_the_framework_never_gives_a_watch_up_and_never_pauses_for_long() -> None:
+    settings = kopf.OperatorSettings()
+    handlers.configure(settings, pod_selector="", namespaces=())
+    backoffs = settings.networking.error_backoffs
+    for _ in range(2):  # each request begins anew
+        pauses = list(islice(iter(backoffs), 10_000))  # type: ignore[arg-type]
+        assert len(pauses) == 10_000
+        assert pauses[0] < max(pauses) == 2.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lorafleet_operator import metrics
-from lorafleet_operator.cluster.reads import NoAnswer
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.lease import Me, Record, shard_of
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.tenure import Tenure
