@@ -24,6 +24,7 @@ class Seen:
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
+        self._ours: dict[str, int] = {}  # 1 for the finalizer, 2 for a status
 
     def changed(self, body: Mapping[str, Any]) -> bool:
         """Return whether `body` says another thing than the last one of its object did."""
@@ -34,9 +35,20 @@ class Seen:
         self._last[metadata["uid"]] = said
         return said != before
 
+    def robbed(self, body: Mapping[str, Any], *, held: bool) -> bool:
+        """Return whether somebody has taken our finalizer or the status away since the last body.
+
+        held: whether the finalizer is there.
+        """
+        metadata = body["metadata"]
+        ours, before = held + 2 * bool(body.get("status")), self._ours.get(metadata["uid"], 0)
+        self._ours[metadata["uid"]] = ours
+        return bool(before & ~ours) and "deletionTimestamp" not in metadata
+
     def forget(self, uid: str) -> None:
         """Drop what is remembered of an object that is gone."""
         self._last.pop(uid, None)
+        self._ours.pop(uid, None)
 
 
 class Wakeups:

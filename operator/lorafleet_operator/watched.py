@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from lorafleet_operator.api import names
 from lorafleet_operator.api.v1alpha1 import AdapterGrant, EnginePool, LoRAAdapter
+from lorafleet_operator.cluster import finalizer
 from lorafleet_operator.cluster.bodies import version_of
 from lorafleet_operator.cluster.owned import SERVICE, SLICE
 from lorafleet_operator.cluster.reads import engine_pod
@@ -295,6 +296,8 @@ class Watched:
         else:
             self._pools.put(uid, body["metadata"]["namespace"], pool)
         self._pool_rounds.add(uid, pool_loop(key))
+        if self._fleet.seen.robbed(body, held=False):
+            self._fleet.wakeups.wake(pool_loop(key))
         if self._fleet.seen.changed(body) and self.complete:
             self._fleet.sync_links()
             self._fleet.wake_pool(key)
@@ -318,7 +321,8 @@ class Watched:
             self._adapters.put(uid, known.pool, known)
         self._adapter_rounds.add(uid, key)
         leaving = "deletionTimestamp" in metadata
-        if self._fleet.seen.changed(body) and not new:
+        robbed = self._fleet.seen.robbed(body, held=finalizer.is_held(body))
+        if (self._fleet.seen.changed(body) or robbed) and not new:
             if leaving:
                 self._adapter_rounds.cut(uid)
             else:
