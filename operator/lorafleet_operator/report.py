@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.meta import Condition
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter, PushedStep
     from lorafleet_operator.cluster.owned import NotWritten
-    from lorafleet_operator.facts import Facts
+    from lorafleet_operator.facts import Facts, Placed
     from lorafleet_operator.revisions import Course
 
 _QUIET: Final = frozenset(
@@ -69,8 +69,8 @@ class Report:
 
 def report(facts: Facts, now: datetime | None = None) -> Report:
     """Return what there is to say after the pass."""
-    now = now or datetime.now(UTC)
     course = facts.course(now)
+    now = now or datetime.now(UTC)
     wanted = facts.wanted(course)
     generation = facts.adapter.metadata.generation
     old = facts.adapter.status
@@ -126,6 +126,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
     ]
     steps = pushed(facts)
     entries = _entries(facts, course, steps, now)
+    lost = facts.placed is not None and facts.placed.lost_name
     digest = digest_of(facts.engines, course.main) or old.digest
     settled = bool(desired) and ready == desired and course.main == course.newest != ""
     status = LoRAAdapterStatus(
@@ -133,7 +134,8 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         digest=digest,
         fingerprint=("" if facts.pinned else facts.fingerprint) or old.fingerprint,
         resolved_revision=facts.revision[:512] or old.resolved_revision,
-        served_name=facts.adapter.served_name,
+        served_name="" if lost else facts.adapter.served_name,
+        pool="" if lost else facts.adapter.pool_key,
         residency=facts.adapter.spec.wanted_residency,
         size_bytes=old.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=old.rank if facts.rank is None else facts.rank,
@@ -222,7 +224,9 @@ def routed(problem: NotWritten | None) -> _Found:
 
 
 def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
-    error = facts.rejection or _first(e for e in facts.refusals.values() if e.terminal)
+    # Who cannot take it and need not is told of by Placed: others serve it.
+    there = [facts.refusals.get(view.uid) for view in facts.engines if facts.is_desired(view)]
+    error = facts.rejection or _first(e for e in there if e is not None and e.terminal)
     if error is not None:
         return False, outcome_of(error).reason, _keeps_serving(wanted, str(error))
     if facts.source_error is not None:
@@ -231,6 +235,9 @@ def _source(facts: Facts, wanted: rollout.Wanted) -> _Found:
             return False, outcome_of(facts.source_error).reason, str(facts.source_error)
         text = f"the content is on all engines; the source now: {facts.source_error}"
         return True, Reason.RESOLVED, text
+    if facts.pool is None and facts.placed is not None and facts.placed.blocked is not None:
+        text = f"no engine can be asked: {facts.placed.blocked[1]}"
+        return None, Reason.RESOLVING, text
     if facts.not_staged:
         return False, Reason.REVISION_NOT_STAGED, _keeps_serving(wanted, facts.not_staged)
     if not facts.fingerprint:
@@ -249,7 +256,17 @@ def _placed(facts: Facts) -> _Found:
         return False, *placed.blocked
     if facts.sleeps:
         return True, Reason.PLACED, "on no engine until a request asks one for it"
-    return True, Reason.PLACED, f"on {_names(placed.pods)}"
+    return True, Reason.PLACED, f"on {_names(placed.pods)}{_left_out(placed)}"
+
+
+def _left_out(placed: Placed) -> str:
+    """Return how many engines cannot take the content, and what the first of them says."""
+    out = {pod: text for pod, text in placed.refused.items() if pod not in placed.pods}
+    if not out:
+        return ""
+    pod, text = min(out.items())
+    count = "1 other engine" if len(out) == 1 else f"{len(out)} other engines"
+    return f"; {count} cannot take it: {pod}: {text}"
 
 
 def _loaded(facts: Facts, wanted: rollout.Wanted, course: Course) -> _Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from fake_engine import Behaviour
 from known_fleet import Sleeper
 from lorafleet_operator.observe import first_answers
+from lorafleet_operator.world import KnownAdapter
 from operator_builders import pool
 from operator_rig import operator, ready
 from sidecar_rig import Rig, until
@@ -89,6 +91,25 @@ async def test_a_name_of_no_adapter_is_not_found_without_any_pass(
         await until(lambda: not op.fleet.requested.pods("team-b/other"))
 
 
+async def test_requests_that_wait_for_an_adapter_that_goes_are_told_so_at_once(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with fleet(volume, tmp_path, engines=2) as (op, a, b):
+        for number, change in enumerate(("deleted", "renamed")):
+            made = await op.apply(op.adapter(f"sql-{number}", placement=ON_DEMAND))
+            waiting = [asyncio.create_task(rig.answer(made.key)) for rig in (a, b, b)]
+            await until(lambda made=made: len(op.fleet.requested.pods(made.key)) == 2)
+            if change == "deleted":
+                known = KnownAdapter.of(made, "2026-01-01T00:00:00Z")
+                op.fleet.adapter_came_or_went(replace(known, deleting=True), gone=False)
+            else:
+                spec = made.spec.model_copy(update={"served_name": "another"})
+                await op.apply(made.model_copy(update={"spec": spec}))
+            async with asyncio.timeout(10):  # they would wait for thirty seconds
+                told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert ["404" in str(each) for each in told] == [True] * 3
+
+
 async def test_requests_are_told_why_there_is_no_room(volume: Path, tmp_path: Path) -> None:
     async with fleet(volume, tmp_path) as (op, a):
         op.fleet.world.pools["team-a"][:] = [pool(maxAdaptersPerEngine=1)]
@@ -100,7 +121,7 @@ async def test_requests_are_told_why_there_is_no_room(volume: Path, tmp_path: Pa
         line = told.value.response.json()["error"]["message"]
         assert (
             line
-            == "team-a/sql is not served here: has 1 of 1 adapters; team-a/always of higher priority"
+            == "team-a/sql is not served here: has 1 of 1 adapters; team-a/always, not on demand"
         )
         assert list(a.engine.served) == ["team-a/always"]
 

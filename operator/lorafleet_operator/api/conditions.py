@@ -122,7 +122,8 @@ class Reason(StrEnum):
     NOT_GRANTED = "NotGranted"
     """The pool or the served name is another namespace's, which holds no AdapterGrant for it."""
     PREEMPTED = "Preempted"
-    """Adapters of higher priority took its place on engines, and no other engine has room."""
+    """Adapters of higher priority, or within another tenant's guarantee, took its place on engines,
+    and no other engine has room."""
 
     # Loaded
     LOADED = "Loaded"

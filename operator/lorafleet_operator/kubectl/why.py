@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet_operator.api import names
 from lorafleet_operator.api.names import short
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.explain import Why, why
 from lorafleet_operator.kubectl import api, lookup
 from lorafleet_operator.kubectl.api import Failed
@@ -44,7 +45,7 @@ async def read(kubectl: Kubectl, namespace: str, name: str) -> Told:
             return await asyncio.to_thread(kubectl.get, place)
         except Failed as error:
             if error.reason != "Forbidden":
-                raise reads.NoAnswer(str(error)) from None
+                raise NoAnswer(str(error)) from None
             notes[place] = f"left out: {error}"
             only = [body] if place == api.path(names.ADAPTER_PLURAL, namespace) else []
             return {"items": only, "metadata": {}}
@@ -90,9 +91,10 @@ def to_text(told: Told, *, colour: bool = False) -> list[str]:
     """Return it for people, as lines."""
     adapter, plan = told.why.adapter, told.why.plan
     status = adapter.status
+    wanted = adapter.spec.revision or status.digest
     head = [
         f"LoRAAdapter {adapter.key}, served as {adapter.served_name}, pool {adapter.pool_key}",
-        f"revision {short(status.digest) or 'not known yet'}"
+        f"revision {short(wanted) or 'not known yet'}"
         f", {status.ready_engines} of {status.desired_engines} engines serve it",
     ]
     if status.observed_generation != adapter.metadata.generation:
@@ -111,7 +113,7 @@ def to_text(told: Told, *, colour: bool = False) -> list[str]:
         line, entry = lines.get(name), entries.get(name)
         said = [line.text if line else _UNKNOWN if plan else "", entry.message if entry else ""]
         why_not = "; ".join(dict.fromkeys(filter(None, said)))
-        rows.append((name, line.verdict if line else "?", *_has(entry, status.digest), why_not))
+        rows.append((name, line.verdict if line else "?", *_has(entry, wanted), why_not))
         if line and line.standing:
             rows.append((" ", " ", " ", " ", f"({line.standing})"))
     if rows:

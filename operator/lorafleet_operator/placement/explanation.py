@@ -168,7 +168,7 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
     """Return why the adapter gets fewer engines than it wants (`want`), None if it gets them all."""
     chosen = len(entry.chosen)
     carriers = planner.board.carriers
-    if entry.demand.on_demand:
+    if entry.demand.on_demand and not _nowhere(planner, entry):
         return None
     if chosen and chosen >= want:
         return None
@@ -190,6 +190,18 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
     reasons = {line.reason for line in _lines(planner, entry, said, want) if line.reason}
     short = entry.demand.limit is not None and bool(chosen)
     return _summary(reasons, short=short), f"{counts}: {'; '.join(details)}"
+
+
+_LASTING: Final = frozenset(
+    {Reason.BASE_MODEL_MISMATCH, Reason.RANK_TOO_HIGH, Reason.TOO_LARGE, Reason.PLUGIN_INACTIVE}
+)
+
+
+def _nowhere(planner: Planner, entry: Entry) -> bool:
+    """Return whether every engine lacks for good what the adapter needs: no request would help."""
+    kinds = planner.board.kinds.values()
+    refusals = [filter_refusal(entry.demand, kind.sample, held=False) for kind in kinds]
+    return bool(refusals) and all(each and each.reason in _LASTING for each in refusals)
 
 
 def displaced_from(planner: Planner, entry: Entry) -> frozenset[str]:
@@ -277,13 +289,38 @@ def _no_room(lacking: Shortage, entry: Entry, carrier: Carrier, *, held: bool) -
             Reason.QUOTA_EXCEEDED, quota_text(lacking, demand, rule, shares.load(demand.tenant))
         )
     text = shortage_text(lacking, demand, carrier.engine, carrier.load, shares)
-    higher = _higher(lacking, demand, carrier)
-    if not higher:
-        return Refusal(Reason.NO_CAPACITY, text)
-    first, rest = min(higher), len(higher) - 1
-    more = f" and {rest} more" if rest else ""
-    text = f"{text}; {first}{more} of higher priority"
-    return Refusal(Reason.PREEMPTED if held else Reason.NO_CAPACITY, text)
+    takers = _takers(lacking, demand, carrier)
+    reason = Reason.PREEMPTED if held and takers else Reason.NO_CAPACITY
+    return Refusal(reason, "; ".join([text, *takers]))
+
+
+def _takers(lacking: Shortage, demand: AdapterDemand, carrier: Carrier) -> list[str]:
+    """Return who has what is lacking and cannot be asked to leave, by what right."""
+    shares, guarded = carrier.shares, set()
+    if shares is not None:
+        own = demand.tenant
+        having = [o for o in carrier.adapters.values() if _has(o, lacking) and o.tenant != own]
+        guarded = {other.key for other in having if shares.guards(other)}
+    higher = set(_higher(lacking, demand, carrier)) - guarded
+    always = {key for key in higher if demand.on_demand and not carrier.adapters[key].on_demand}
+    rights = {
+        " within another tenant's guarantee": guarded,
+        ", not on demand": always,
+        " of higher priority": higher - always,
+    }
+    found = []
+    for right, keys in rights.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            found.append(f"{min(keys)}{more}{right}")
+    return found
+
+
+def _has(other: AdapterDemand, lacking: Shortage) -> bool:
+    """Return whether it has of what is lacking: a slot has only who pins one."""
+    return (other.pinned or lacking is not Shortage.SLOTS) and (
+        other.reserved or lacking is not Shortage.PLACES
+    )
 
 
 def _outranked(entry: Entry, carrier: Carrier) -> bool:
@@ -297,13 +334,11 @@ def _outranked(entry: Entry, carrier: Carrier) -> bool:
 
 
 def _higher(lacking: Shortage, demand: AdapterDemand, carrier: Carrier) -> list[str]:
-    """Return the more important adapters that have what is lacking: a slot takes only who pins one."""
+    """Return the more important adapters that have what is lacking."""
     return [
         other.key
         for other in carrier.adapters.values()
-        if other.weight > demand.weight
-        and (other.pinned or lacking is not Shortage.SLOTS)
-        and (other.reserved or lacking is not Shortage.PLACES)
+        if other.weight > demand.weight and _has(other, lacking)
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lorafleet_operator.api.conditions import Reason
+from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import (
     AdapterDemand,
     EngineSnapshot,
@@ -87,8 +89,20 @@ def test_those_with_a_place_of_their_own_or_always_loaded_are_safe_from_requests
     planner = planned([*safe, on_demand("t/c", "p-0", priority=9)], [loaded("t/a", "t/b")])
     assert planner.entries["t/c"].chosen == {}
     assert unmet(planner, planner.entries["t/c"], ["p-0", "elsewhere"]) == {
-        "p-0": "has 2 of 2 adapters; t/a of higher priority"
+        "p-0": "has 2 of 2 adapters; t/a, not on demand"
     }
+
+
+def test_one_that_no_engine_could_ever_take_says_so_and_waits_for_no_request() -> None:
+    wrong = on_demand("t/a", base_model="y")
+    found = plan([wrong], [engine("p-0", base_models=("x",)), engine("p-1", base_models=("z",))])
+    assert found.blocked["t/a"] == (
+        Reason.BASE_MODEL_MISMATCH,
+        "0 of 1 engines: p-0: serves x, the adapter wants y; p-1: serves z, the adapter wants y",
+    )
+    # One that only starts, or is cordoned, may take it later: a request finds out.
+    for other in (engine("p-1", cordoned=True), engine("p-1", health=EngineHealth.STARTING)):
+        assert plan([wrong], [engine("p-0", base_models=("x",)), other]).blocked == {}
 
 
 def test_an_engine_that_cannot_take_it_is_not_chosen_for_a_request() -> None:

@@ -185,6 +185,20 @@ def test_a_new_guarantee_is_given_at_once_and_whoever_goes_is_unloaded() -> None
     assert displaced_from(planner, planner.entries["noisy/00"]) == frozenset()
 
 
+def test_who_gave_way_to_a_guarantee_is_told_so_and_of_no_priority() -> None:
+    rule = tenancy(TenantRule("quiet", guaranteed_bytes=4 * MIB))
+    held = engine(max_adapters=2, loaded=frozenset({"loud/0", "loud/1"}))
+    loud = [adapter("loud/0", "2026-01-01", priority=9), adapter("loud/1", "2026-01-02")]
+    quiet = adapter("quiet/0", "2026-01-03")
+    found = plan([*loud, quiet], [held], tenancy=rule)
+    assert found.assignments["quiet/0"] == ("p-0",)
+    assert found.blocked["loud/1"] == (
+        Reason.PREEMPTED,
+        "0 of 1 engines: p-0: has 2 of 2 adapters; quiet/0 within another tenant's guarantee;"
+        " loud/0 of higher priority",
+    )
+
+
 def test_what_is_guaranteed_makes_room_among_a_limited_count_of_adapters() -> None:
     rule = tenancy(TenantRule("quiet", guaranteed_bytes=4 * MIB))
     planner = planned(many("noisy", 4, priority=9), [engine(max_adapters=3)], rule)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.placement import AdapterDemand, Policy
 from lorafleet_operator.pool_planner import PoolPlanner
-from lorafleet_operator.world import World
-from operator_builders import BASE, engine, known, loaded, pod, pool
+from lorafleet_operator.world import KnownAdapter, World
+from operator_builders import BASE, adapter, engine, known, loaded, pod, pool
 
 if TYPE_CHECKING:
     from lorafleet_operator.cluster.reads import EnginePod
@@ -156,6 +156,51 @@ def test_of_two_pools_that_share_engines_the_older_adapter_owns_a_name_in_both()
     assert other.claim("team-a/a", "shared", "2026-01-03", [one]) == "team-a/b"
 
 
+OLD, YOUNG = "2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z"
+
+
+def test_who_holds_a_name_keeps_it_against_older_ones_that_are_renamed_to_it() -> None:
+    one, other = PoolPlanner(), PoolPlanner()
+    one.look_at_adapters([known("young", YOUNG, servedName="n"), known("old", OLD)])
+    assert one.claim("team-a/young", "n", YOUNG) is None
+    one.hold("team-a/young")
+    assert one.claim("team-a/old", "n", OLD) == "team-a/young"
+    assert other.claim("team-a/elsewhere", "n", OLD, [one]) == "team-a/young"
+    assert one.claim("team-a/young", "n", YOUNG, [other]) is None, "not asked for again: it holds"
+    # Another name is not held by having held this one, and the way back begins anew.
+    assert one.claim("team-a/young", "m", YOUNG) is None
+    assert one.claim("team-a/young", "n", YOUNG) == "team-a/old"
+
+
+def test_who_is_told_to_hold_a_name_by_its_status_holds_it_after_a_restart_too() -> None:
+    spec = {"servedName": "n"}
+    said = {"servedName": "n", "pool": "team-a/pool"}
+    for status, owner in (
+        (said, "team-a/young"),
+        ({**said, "servedName": "m"}, "team-a/old"),
+        ({**said, "pool": "team-a/other"}, "team-a/old"),
+        ({}, "team-a/old"),
+    ):
+        young = KnownAdapter.of(adapter("young", status=status, **spec), YOUNG)
+        planner = PoolPlanner()
+        planner.look_at_adapters([young, known("old", OLD, **spec)])
+        assert planner.owner("n") == owner, status
+    both = [
+        KnownAdapter.of(adapter(n, status=said, **spec), c) for n, c in (("a", YOUNG), ("b", OLD))
+    ]
+    planner = PoolPlanner()
+    planner.look_at_adapters(both)
+    assert planner.owner("n") == "team-a/b", "of two that held it in their pools the older keeps it"
+
+
+def test_who_was_renamed_and_had_no_pass_since_is_in_nobodys_way() -> None:
+    planner = PoolPlanner()
+    planner.look_at_adapters([known("a", YOUNG, servedName="n")])
+    planner.hold("team-a/a")
+    assert planner.claim("team-a/b", "n", YOUNG) == "team-a/a"
+    assert planner.claim("team-a/b", "n", YOUNG, but={"team-a/a"}) is None
+
+
 def test_an_adapter_that_may_not_be_here_has_no_place_and_no_name() -> None:
     planner = PoolPlanner()
     planner.look_at_adapters(
@@ -166,5 +211,6 @@ def test_an_adapter_that_may_not_be_here_has_no_place_and_no_name() -> None:
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None
     assert planner.claim("team-a/a", "shared", "2025-01-01T00:00:00Z") is None, "granted since"
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") == "team-a/a"
+    planner.hold("team-a/a")
     planner.bar("team-a/a", "2025-01-01T00:00:00Z")
     assert planner.claim("team-a/b", "shared", "2026-01-01T00:00:00Z") is None

@@ -12,6 +12,7 @@ from lorafleet.errors import (
     EngineRejected,
     InvalidAdapter,
     LorafleetError,
+    RankTooHigh,
     SourceUnavailable,
     TransferInterrupted,
 )
@@ -43,6 +44,7 @@ STARTING = engine(
     "engine-0", staged(), health=pb.ENGINE_HEALTH_STARTING, health_message="vLLM is starting"
 )
 REFUSAL = InvalidAdapter("adapter team-a/sql: no LoRA tensors in adapter_model.safetensors")
+NO_GRANT = (Reason.NOT_GRANTED, "namespace b holds no AdapterGrant from namespace team-a")
 NO_PLACE = Placed(wanted=1, blocked=(Reason.NO_CAPACITY, "0 of 1 engines: engine-0: full"))
 
 TABLE = {
@@ -95,6 +97,20 @@ TABLE = {
         ),
         ("False", "EngineRejected", "engine engine-0: vLLM: no"),
     ),
+    "a revision that the spec names, in a pool that does not exist": (
+        facts(
+            pool=None,
+            fingerprint="",
+            adapter=adapter(revision=DIGEST),
+            not_staged=f"{DIGEST} is staged on no engine any more",
+            placed=Placed(blocked=(Reason.POOL_NOT_FOUND, "EnginePool team-a/pool does not exist")),
+        ),
+        ("False", "PoolNotFound", "EnginePool team-a/pool does not exist"),
+    ),
+    "an adapter whose grant was taken back": (
+        facts(pool=None, placed=Placed(blocked=NO_GRANT, lost_name=True)),
+        ("False", "NotGranted", "holds no AdapterGrant"),
+    ),
     "nothing known yet": (
         facts(engine(), fingerprint="", placed=Placed(pods=("engine-0",), wanted=1)),
         ("Unknown", "Resolving", "has not been read"),
@@ -109,6 +125,49 @@ def test_ready_says(sentence: str) -> None:
     assert (ready.status, ready.reason) == (status, reason)
     assert text in ready.message
     assert "\n" not in ready.message
+
+
+TOO_SMALL = RankTooHigh("adapter team-a/sql: LoRA rank 16 is greater than max_lora_rank 8")
+
+
+def test_engines_that_cannot_take_it_are_told_of_where_others_serve_it() -> None:
+    serving = engine("engine-1", staged(), loaded())
+    refused = {"engine-0": str(TOO_SMALL), "engine-2": str(TOO_SMALL)}
+    given = with_verdicts(
+        facts(
+            engine("engine-0"),
+            serving,
+            placed=Placed(pods=("engine-1",), wanted=1, refused=refused),
+            refusals={"uid-engine-0": TOO_SMALL},
+        )
+    )
+    given.verdicts["uid-engine-0"] = Verdict(error=TOO_SMALL)
+    found = conditions(given)
+    assert (found["Ready"].status, found["SourceResolved"].status) == ("True", "True")
+    assert found["Placed"].message == (
+        f"on engine-1; 2 other engines cannot take it: engine-0: {TOO_SMALL}"
+    )
+
+
+def test_an_engine_that_serves_it_and_refuses_what_is_new_keeps_it_from_being_ready() -> None:
+    given = with_verdicts(
+        facts(
+            engine("engine-0", staged(OLD, "fp-0"), loaded(OLD)),
+            engine("engine-1", staged(), loaded()),
+            refusals={"uid-engine-0": TOO_SMALL},
+        )
+    )
+    given.verdicts["uid-engine-0"] = Verdict(error=TOO_SMALL)
+    ready = conditions(given)["Ready"]
+    assert (ready.status, ready.reason) == ("False", "RankTooHigh")
+    assert ready.message == f"{TOO_SMALL}; {OLD[:19]} keeps serving team-a/sql"
+
+
+def test_a_name_that_is_anothers_is_not_in_the_status() -> None:
+    kept = report(with_verdicts(facts(SERVING)), NOW).status
+    assert (kept.served_name, kept.pool) == ("team-a/sql", "team-a/pool")
+    lost = report(facts(engine(), placed=Placed(blocked=NO_GRANT, lost_name=True)), NOW).status
+    assert (lost.served_name, lost.pool) == ("", "")
 
 
 def test_a_paused_adapter_says_so_and_what_else_is_wrong() -> None:
