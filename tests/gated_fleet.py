@@ -90,8 +90,14 @@ class GatedFleet(SimulatedFleet):
         await self._ask("PATCH", f"{self.pods}/{name}", {"metadata": {"labels": {key: value}}})
 
     async def evict(self, name: str) -> None:
-        """Delete a pod as `kubectl drain` does: it is told, and ends later."""
-        await self._ask("DELETE", f"{self.pods}/{name}", {"gracePeriodSeconds": 60})
+        """Evict a pod as `kubectl drain` does: it is told, and ends later."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name},
+            "deleteOptions": {"gracePeriodSeconds": 60},
+        }
+        await self._ask("POST", f"{self.pods}/{name}/eviction", body)
 
     async def end(self, name: str) -> None:
         """Kill an engine, and confirm the end of its pod as its node would."""

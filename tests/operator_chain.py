@@ -81,9 +81,13 @@ class Chain:
         engine = Engine(spec, process, address, f"http://{host}:{port}", volume)
         self.engines[name] = engine
         self.uids[name] = self.pods.create(name, address, {"app": app})
+        self.start_sidecar(name, **sidecar)
+
+    def start_sidecar(self, name: str, **sidecar: str) -> None:
+        """Start the sidecar of an engine, also again after it was killed."""
         settings = {"LORAFLEET_REFRESH_SECONDS": "0.2", **sidecar}
         self.sidecars[name] = self.stack.start_sidecar(
-            engine, self.uids[name], arena_bytes=self.arena_bytes, **settings
+            self.engines[name], self.uids[name], arena_bytes=self.arena_bytes, **settings
         )
         self.sidecars[name].wait()
 

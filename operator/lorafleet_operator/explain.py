@@ -25,6 +25,7 @@ from lorafleet_operator.api.v1alpha1 import (
     Tier,
 )
 from lorafleet_operator.cluster import reads
+from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.permissions import refusal
 from lorafleet_operator.placement import (
     AdapterDemand,
@@ -226,7 +227,8 @@ def _barred(
         if no is not None:
             found[each.key] = no
         elif not each.metadata.deletion_timestamp:
-            claims[each.pool_key].claim(each.key, each.served_name, created.get(each.key, _NOW))
+            since = created.get(each.key, _NOW)
+            claims[each.pool_key].claim(each.key, each.served_name, since, holds=each.holds_name)
             claimants.append(each)
     rivals = [claims[rival] for rival in _sharing_engines(key, world) if rival in claims]
     for each in claimants:
@@ -335,6 +337,6 @@ async def _from_cluster(namespaces: set[str], also: set[str]) -> list[dict[str, 
         for namespace in sorted(namespaces):
             try:
                 found += await reads.everything(reads.getter(api), namespace, also)
-            except reads.NoAnswer as error:
+            except NoAnswer as error:
                 raise InvalidManifest(f"namespace {namespace}: {error}") from None
         return found

@@ -264,8 +264,20 @@ class Fleet:
         for each in (planner, *rivals):
             for other in each.claimants(known.served_name):
                 self.wakeups.wake(other)
+        self.name_freed(known.served_name)
         if pool is None and not self.world.adapters.get(known.pool):
             self._planners.pop(known.pool, None)  # people may name any pool
+
+    def name_freed(self, served_name: str) -> None:
+        """Refuse the requests that wait for a name, if nobody owns it any more."""
+        pods = self.requested.pods(served_name)
+        for link in self.links.all() if pods else ():
+            if link.endpoint.pod in pods:
+                self._hear_requests(link)
+
+    def known(self, keys: Collection[str]) -> Iterator[KnownAdapter]:
+        """Yield these adapters, as far as they can be read; looks through all."""
+        return (k for each in self.world.adapters.values() for k in each if k.key in keys)
 
     def barred(self, known: KnownAdapter) -> bool:
         """Return whether the adapter may not be served by its pool, or under its name."""

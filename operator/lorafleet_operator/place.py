@@ -75,12 +75,18 @@ def place(facts: Facts, fleet: Fleet) -> None:
 def _claim(
     facts: Facts, fleet: Fleet, planner: PoolPlanner, rivals: list[PoolPlanner]
 ) -> str | None:
-    """Claim the adapter's served name; return the older adapter that owns it.
+    """Claim the adapter's served name; return the other adapter that owns it.
 
     A renamed one wakes who waits for the name of before, and who has or wants the new one.
     """
     name, before = facts.adapter.served_name, planner.claimed_by(facts.key)
-    owner = planner.claim(facts.key, name, facts.created, rivals)
+    # Who was renamed just now, and has had no pass since, is in nobody's way: two may swap names.
+    others = {key for each in (planner, *rivals) for key in each.claimants(name)} - {facts.key}
+    renamed = {k.key for k in fleet.known(others) if k.served_name != name} if others else set()
+    holds = facts.adapter.holds_name
+    owner = planner.claim(facts.key, name, facts.created, rivals, holds=holds, but=renamed)
+    if owner is None:
+        planner.hold(facts.key)
     if before != name:
         concerned = {key for each in (planner, *rivals) for key in each.claimants(before)}
         concerned |= {key for each in (planner, *rivals) for key in each.claimants(name)}
@@ -93,6 +99,7 @@ def _claim(
         }
         for key in concerned - {facts.key}:
             fleet.wakeups.wake(key)
+        fleet.name_freed(before)
     return owner
 
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from lorafleet_operator.world import EngineView, KnownAdapter, World
 
 
+Rank = tuple[bool, str]
+"""Of a claim to a served name, the least owns it: whether the adapter does not hold it yet, and when
+it was created."""
+
+
 class PoolPlanner:
     """One pool's plan, its members, and who owns which served name."""
 
@@ -45,8 +50,8 @@ class PoolPlanner:
         self._spec: EnginePoolSpec | None = None
         self._changed: set[str] = set()
         self._in_grace: set[str] = set()
-        self._claims: dict[str, tuple[str, str]] = {}  # adapter -> served name, created
-        self._names: dict[str, dict[str, str]] = {}  # served name -> adapter -> created
+        self._claims: dict[str, tuple[str, Rank]] = {}  # adapter -> served name
+        self._names: dict[str, dict[str, Rank]] = {}  # served name -> adapter
 
     # Engines.
 
@@ -151,7 +156,7 @@ class PoolPlanner:
         if known.deleting or (barred and known.key not in self._claims):
             self.bar(known.key, known.created)
         elif known.key not in self._claims:
-            self.claim(known.key, known.served_name, known.created)
+            self.claim(known.key, known.served_name, known.created, holds=known.holds_name)
             self.plan.set_adapter(known.demand)
 
     def unmet(self, key: str, pods: Collection[str]) -> dict[str, str]:
@@ -162,7 +167,7 @@ class PoolPlanner:
     def bar(self, key: str, created: str) -> None:
         """Let an adapter that exists have no place, and own nothing."""
         self.forget(key)
-        self._claims[key] = ("", created)
+        self._claims[key] = ("", (True, created))
 
     def forget(self, key: str) -> None:
         """Forget an adapter that is gone."""
@@ -170,38 +175,57 @@ class PoolPlanner:
         self._unclaim(key)
 
     def claim(
-        self, key: str, served_name: str, created: str, rivals: Iterable[PoolPlanner] = ()
+        self,
+        key: str,
+        served_name: str,
+        created: str,
+        rivals: Iterable[PoolPlanner] = (),
+        *,
+        holds: bool = False,
+        but: Collection[str] = (),
     ) -> str | None:
-        """Claim a served name; return the older adapter that owns it, None if it is this one's.
+        """Claim a served name; return the other adapter that owns it, None if it is this one's.
 
-        Age decides, then the key, so that both sides come to the same answer without talking.
-        rivals: the plans of pools that share engines with this one.
+        Who `holds` the name keeps it as long as it claims it. Among those that do not, or all do, age
+        decides, then the key, so that both sides come to the same answer without talking.
+        rivals: the plans of pools that share engines with this one. but: whose claims do not count.
         """
-        if self._claims.get(key) != (served_name, created):
+        before, (waits, _) = self._claims.get(key, ("", (True, "")))
+        rank = (not holds and (waits or before != served_name), created)
+        if self._claims.get(key) != (served_name, rank):
             self._unclaim(key)
-            self._claims[key] = (served_name, created)
-        self._names.setdefault(served_name, {})[key] = created
-        owner = self.owner(served_name, rivals)
+            self._claims[key] = (served_name, rank)
+        self._names.setdefault(served_name, {})[key] = rank
+        owner = self.owner(served_name, rivals, but=but)
         return None if owner == key else owner
+
+    def hold(self, key: str) -> None:
+        """Let the adapter keep the name that it claims: it is its own, and its status will say so."""
+        served_name, (_, created) = self._claims[key]
+        rank = (False, created)
+        self._claims[key] = (served_name, rank)
+        self._names[served_name][key] = rank
 
     def claimed_by(self, key: str) -> str:
         """Return the served name that an adapter claims, "" while it claims none."""
-        return self._claims.get(key, ("", ""))[0]
+        return self._claims[key][0] if key in self._claims else ""
 
-    def _by_age(self, served_name: str) -> list[tuple[str, str]]:
-        return [(created, key) for key, created in self._names.get(served_name, {}).items()]
+    def _ranked(self, served_name: str) -> list[tuple[Rank, str]]:
+        return [(rank, key) for key, rank in self._names.get(served_name, {}).items()]
 
     def _unclaim(self, key: str) -> None:
-        served_name, _ = self._claims.pop(key, ("", ""))
+        served_name, _ = self._claims.pop(key, ("", None))
         claims = self._names.get(served_name, {})
         claims.pop(key, None)
         if not claims:
             self._names.pop(served_name, None)
 
-    def owner(self, served_name: str, rivals: Iterable[PoolPlanner] = ()) -> str | None:
+    def owner(
+        self, served_name: str, rivals: Iterable[PoolPlanner] = (), *, but: Collection[str] = ()
+    ) -> str | None:
         """Return the adapter that owns a served name, None if none claims it."""
-        claims = [claim for each in (self, *rivals) for claim in each._by_age(served_name)]
-        return min(claims)[1] if claims else None
+        claims = [claim for each in (self, *rivals) for claim in each._ranked(served_name)]
+        return min((claim for claim in claims if claim[1] not in but), default=(None, None))[1]
 
     def claimants(self, served_name: str) -> list[str]:
         """Return the adapters that claim a served name."""

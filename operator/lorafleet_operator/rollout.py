@@ -219,7 +219,7 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
     Old served names go once the engine serves the new one; engines that left the plan let go
     once all engines of the plan serve (make before break); where more important adapters got
     its place, also when the plan has no other for it. An engine that is drained keeps the wanted
-    revision: what was routed to it a moment ago is still answered. `lost_name`: an older adapter owns the
+    revision: what was routed to it a moment ago is still answered. `lost_name`: another adapter owns the
     served name, so that everything goes at once.
     """
     desired = wanted.desired()

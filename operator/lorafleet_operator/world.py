@@ -210,6 +210,8 @@ class KnownAdapter:
     """Whether it is on its way out."""
     pushed: str = ""
     """The pushed revision that its spec names."""
+    holds_name: bool = False
+    """Whether its status says that the served name is its own."""
     settled: bool = False
     """Whether its status says that all engines that should serve it as it is now wanted do so."""
 
@@ -225,6 +227,7 @@ class KnownAdapter:
             pool=intern(adapter.pool_key),
             deleting=metadata.deletion_timestamp is not None,
             pushed=adapter.spec.source.push.revision if adapter.spec.source.push else "",
+            holds_name=adapter.holds_name,
             settled=served and status.observed_generation == metadata.generation,
         )
 

@@ -43,14 +43,19 @@ async def test_names_change_hands_in_whatever_order_they_are_renamed(
         for key, name in names.items():
             await fleet.apply(key, servedName=name)
 
+    async def blocked(key: str) -> None:
+        async with asyncio.timeout(SECONDS):
+            while "NameTaken" not in str(fleet.adapters[key].status):
+                await asyncio.sleep(0.05)
+
+    settings = {
+        "LORAFLEET_NAMESPACES": namespace,
+        "LORAFLEET_VOLUME_ROOT": str(fleet.root),
+        "LORAFLEET_RESYNC_SECONDS": "3600",
+    }
     with LocalStack(tmp_path) as stack:
         async with fleet:
-            stack.start_operator(
-                cluster.kubeconfig,
-                LORAFLEET_NAMESPACES=namespace,
-                LORAFLEET_VOLUME_ROOT=str(fleet.root),
-                LORAFLEET_RESYNC_SECONDS="3600",
-            )
+            operator = stack.start_operator(cluster.kubeconfig, **settings)
             await rename(p="one", q="two", r="three")
             await served(p="one", q="two", r="three")
             await rename(p="two", q="one")
@@ -59,8 +64,18 @@ async def test_names_change_hands_in_whatever_order_they_are_renamed(
             await served(p="three", q="two", r="one")
             await asyncio.sleep(1.1)  # times of creation are whole seconds: this one is younger
             await fleet.apply("waits", servedName="two")
-            async with asyncio.timeout(SECONDS):
-                while "NameTaken" not in str(fleet.adapters["waits"].status):
-                    await asyncio.sleep(0.05)
+            await blocked("waits")
             await rename(q="four")
             await served(p="three", q="four", r="one", waits="two")
+            # Whoever is renamed to a name that is served waits, however old: also for a new operator.
+            await rename(p="two")
+            await blocked("p")
+            operator.process.kill()
+            writes = fleet.books.orders
+            stack.start_operator(cluster.kubeconfig, **settings)
+            await fleet.apply("late", servedName="five")
+            await served(q="four", r="one", waits="two", late="five")
+            assert fleet.books.orders == writes + 3 * ENGINES, "one stage, load and publish each"
+            assert "waits" in str(fleet.adapters["p"].status)
+            await fleet.delete("waits")
+            await served(p="two", q="four", r="one", late="five")

@@ -224,7 +224,9 @@ class LoRAAdapterStatus(ApiModel):
     resolved_revision: str = Field(default="", max_length=512)
     """What the source calls that content: an ETag, generation, commit, digest or time."""
     served_name: str = Field(default="", max_length=1024)
-    """What clients send as `model`."""
+    """What clients send as `model`; empty while it is another adapter's or may not be had."""
+    pool: str = Field(default="", max_length=512)
+    """The pool in which the served name is this adapter's, `<namespace>/<name>`."""
     residency: Residency | None = None
     """What engines keep ready of it: gpu, host, shared or onDemand."""
     size_bytes: Int64 | None = Field(default=None, ge=0)
@@ -308,6 +310,11 @@ class LoRAAdapter(ApiModel):
     def pool_namespace(self) -> str:
         """Return the namespace of its EnginePool: its own, unless the spec says otherwise."""
         return self.spec.pool_ref.namespace or self.metadata.namespace
+
+    @property
+    def holds_name(self) -> bool:
+        """Whether the status says that the served name, in the pool, is this adapter's."""
+        return (self.status.pool, self.status.served_name) == (self.pool_key, self.served_name)
 
     @property
     def served_name(self) -> str:

@@ -1,0 +1,193 @@
+"""A pool that is changed under its adapters: taken away and given back, by selector, deletion and the
+labels of namespaces. No resync helps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from localstack import LocalStack
+from resource_builders import path
+from simulated_fleet import BASE, POOL, SimulatedFleet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from kube_rest import KubeRest
+    from localcluster import LocalCluster
+
+ENGINES, SECONDS = 3, 60
+SELECTOR = {"matchLabels": {"app": "simulated"}}
+NOBODY = {"matchLabels": {"app": "nobody"}}
+
+
+class Scene:
+    """A fleet whose adapters are for two engines each, and what people do to its pool."""
+
+    def __init__(self, kube: KubeRest, fleet: SimulatedFleet) -> None:
+        self.kube, self.fleet = kube, fleet
+        self.pool = path("EnginePool", fleet.namespace, POOL)
+
+    def reason(self, name: str) -> str:
+        conditions = self.fleet.adapters[name].status.get("conditions") or ()
+        return next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
+
+    async def all_say(self, reason: str) -> None:
+        await until(lambda: all(self.reason(name) == reason for name in self.fleet.adapters))
+
+    def served(self) -> list[tuple[str, str]]:
+        """Return what is served where."""
+        return sorted(
+            (engine, entry.served_name)
+            for engine, each in self.fleet.engines.items()
+            for entry in each.loaded.values()
+            if entry.published
+        )
+
+    def create_pool(self, **spec: Any) -> None:
+        body = {"selector": SELECTOR, "baseModel": BASE, **spec}
+        kind = {"apiVersion": "lorafleet.dev/v1alpha1", "kind": "EnginePool"}
+        made = {**kind, "metadata": {"name": POOL}, "spec": body}
+        self.kube.create(path("EnginePool", self.fleet.namespace), made)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not done():
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def scene(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
+) -> AsyncIterator[Scene]:
+    fleet = SimulatedFleet(cluster.kubeconfig, tmp_path, namespace, engines=ENGINES, replicas=2)
+    with LocalStack(tmp_path) as stack:
+        async with fleet:
+            stack.start_operator(  # for the whole cluster: it may read the labels of namespaces
+                cluster.kubeconfig,
+                LORAFLEET_VOLUME_ROOT=str(fleet.root),
+                LORAFLEET_RESYNC_SECONDS="3600",
+            )
+            for number in range(4):
+                await fleet.apply(f"a-{number}")
+            await fleet.settled(SECONDS)
+            await fleet.quiet()
+            yield Scene(kube, fleet)
+
+
+async def test_a_selector_that_selects_nobody_ends_nothing_and_its_way_back_loads_nothing(
+    scene: Scene,
+) -> None:
+    before, orders = scene.served(), scene.fleet.books.orders
+    scene.kube.merge(scene.pool, {"spec": {"selector": NOBODY}})
+    await scene.all_say("NoMatchingEngines")
+    assert scene.served() == before
+    scene.kube.merge(scene.pool, {"spec": {"selector": SELECTOR}})
+    await scene.all_say("Ready")
+    assert scene.served() == before
+    assert scene.fleet.books.orders == orders
+
+
+async def test_a_selector_that_moves_to_other_engines_moves_the_adapters_and_then_lets_go(
+    scene: Scene,
+) -> None:
+    fleet, old = scene.fleet, set(scene.fleet.engines)
+    pods = f"/api/v1/namespaces/{fleet.namespace}/pods"
+    for number in range(2):
+        await fleet.add_engine(f"new-{number}")
+    for name in fleet.engines.keys() - old:
+        scene.kube.merge(f"{pods}/{name}", {"metadata": {"labels": {"stage": "new"}}})
+    scene.kube.merge(scene.pool, {"spec": {"selector": {"matchLabels": {"stage": "new"}}}})
+    await until(lambda: {engine for engine, _ in scene.served()} == {"new-0", "new-1"})
+    await fleet.settled(SECONDS)
+    # Where it has left, a deletion is seen through as well as where it is.
+    await fleet.delete("a-0")
+    await until(lambda: not any("a-0" in name for _, name in scene.served()))
+
+
+async def test_a_pool_that_is_deleted_and_made_again_finds_everything_as_it_was(
+    scene: Scene,
+) -> None:
+    fleet, before = scene.fleet, scene.served()
+    orders = fleet.books.orders
+    scene.kube.delete(scene.pool)
+    await scene.all_say("PoolNotFound")
+    assert (scene.served(), fleet.books.orders) == (before, orders)
+    # Deletions go through meanwhile.
+    await fleet.delete("a-0")
+    await until(lambda: not any("a-0" in name for _, name in scene.served()))
+    before, orders = scene.served(), fleet.books.orders
+    scene.create_pool()
+    await scene.all_say("Ready")
+    await fleet.settled(SECONDS)
+    assert (scene.served(), fleet.books.orders) == (before, orders)
+
+
+async def test_a_namespace_that_changes_its_tenant_loses_and_gets_places_at_once(
+    scene: Scene,
+) -> None:
+    fleet, namespace = scene.fleet, f"/api/v1/namespaces/{scene.fleet.namespace}"
+    scene.kube.merge(namespace, {"metadata": {"labels": {"team": "search"}}})
+    selector = {"matchLabels": {"team": "search"}}
+    tenants = [
+        {"name": "search", "namespaceSelector": selector, "quota": {"adapters": 10}},
+        {"name": "*", "quota": {"adapters": 1}},
+    ]
+    scene.kube.merge(scene.pool, {"spec": {"tenants": tenants}})
+    await scene.all_say("Ready")
+    before, orders = scene.served(), fleet.books.orders
+    assert len(before) == 8
+
+    def tenant() -> list[tuple[str, int]]:
+        found = scene.kube.get(scene.pool)["status"].get("tenants") or ()
+        return [(each.get("name", ""), each["adapters"]) for each in found]
+
+    await until(lambda: tenant() == [("search", 4)])
+    assert fleet.books.orders == orders
+    scene.kube.merge(namespace, {"metadata": {"labels": {"team": None}}})
+    await until(lambda: len(scene.served()) == 2)
+    await until(
+        lambda: (
+            sorted(scene.reason(name) for name in fleet.adapters)
+            == ["QuotaExceeded"] * 3 + ["Ready"]
+        )
+    )
+    assert scene.reason("a-0") == "Ready", "the oldest stays"
+    scene.kube.merge(namespace, {"metadata": {"labels": {"team": "search"}}})
+    await scene.all_say("Ready")
+    assert len(scene.served()) == 8
+
+
+async def test_a_name_that_is_freed_while_several_want_it_is_one_adapters_alone(
+    scene: Scene,
+) -> None:
+    await scene.fleet.apply("owner", servedName="wanted")
+    await scene.fleet.settled(SECONDS)
+    owner = "owner"
+    for number in range(4):
+        owner = await _freed(scene, owner, number)
+
+
+async def _freed(scene: Scene, owner: str, number: int) -> str:
+    """Free the name while one waits for it, one is renamed to it and one is new; return whose it is."""
+    fleet = scene.fleet
+    waits, renamed, new = rivals = [f"waits-{number}", f"a-{number}", f"new-{number}"]
+    await fleet.apply(waits, servedName="wanted")
+    await until(lambda: scene.reason(waits) == "NameTaken")
+    await asyncio.gather(
+        fleet.delete(owner),
+        fleet.apply(renamed, servedName="wanted"),
+        fleet.apply(new, servedName="wanted"),
+    )
+    await until(lambda: sorted(map(scene.reason, rivals)) == ["NameTaken", "NameTaken", "Ready"])
+    (owner,) = [name for name in rivals if scene.reason(name) == "Ready"]
+    entries = [e for engine in fleet.engines.values() for e in engine.loaded.values()]
+    owners = {entry.adapter for entry in entries if entry.served_name == "wanted"}
+    assert owners == {f"{fleet.namespace}/{owner}"}
+    for name in rivals:
+        if name != owner:
+            await fleet.delete(name)
+    return owner
