@@ -48,8 +48,10 @@ class Placed:
     wanted: int = 0
     blocked: tuple[Reason, str] | None = None
     lost_name: bool = False
-    """Whether it may be served nowhere: another adapter owns the served name, or pool or name are
-    another namespace's and not granted."""
+    """Whether the served name is not its own: another adapter owns it, or pool or name are another
+    namespace's and not granted."""
+    kept_names: frozenset[str] = frozenset()
+    """Names of before, which nobody else claims: while it waits for the new one they stay."""
     gone_names: frozenset[str] = frozenset()
     """Names under which engines still serve it, and which are another adapter's by now."""
     sheltered: frozenset[str] = frozenset()

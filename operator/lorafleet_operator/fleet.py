@@ -94,10 +94,13 @@ class Fleet:
         self.fresh: list[EngineLink] = []
         """Connections of which nothing was known when somebody last looked."""
         self.alive_at = asyncio.get_running_loop().time()
+        self.lists_missing = False
+        """Whether passes wait for lists that have not been read yet: then only these prove life."""
 
-    def alive(self) -> None:
+    def alive(self, *, listed: bool = False) -> None:
         """Note a proof of life: an event or a list, which only an API server in reach gives."""
-        self.alive_at = asyncio.get_running_loop().time()
+        if listed or not self.lists_missing:
+            self.alive_at = asyncio.get_running_loop().time()
 
     def term(self, pool: str) -> Term | None:
         """Return in which term this operator acts for the pool, None while another may."""
@@ -274,10 +277,6 @@ class Fleet:
         for link in self.links.all() if pods else ():
             if link.endpoint.pod in pods:
                 self._hear_requests(link)
-
-    def known(self, keys: Collection[str]) -> Iterator[KnownAdapter]:
-        """Yield these adapters, as far as they can be read; looks through all."""
-        return (k for each in self.world.adapters.values() for k in each if k.key in keys)
 
     def barred(self, known: KnownAdapter) -> bool:
         """Return whether the adapter may not be served by its pool, or under its name."""

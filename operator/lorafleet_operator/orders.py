@@ -183,7 +183,9 @@ async def retire(facts: Facts, fleet: Fleet) -> None:
     """Unload where the adapter is no longer wanted, and under names that it no longer has."""
     if facts.placed is None:
         return
-    gone = rollout.to_retire(facts.wanted(), lost_name=facts.placed.lost_name)
+    gone = rollout.to_retire(
+        facts.wanted(), lost_name=facts.placed.lost_name, kept_names=facts.placed.kept_names
+    )
     await _unload(facts, fleet, gone)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.facts import Placed
 from lorafleet_operator.memory import TRIES
+from lorafleet_operator.permissions import refusal
 from lorafleet_operator.placement import (
     AdapterDemand,
     Policy,
@@ -19,6 +20,8 @@ from lorafleet_operator.placement import (
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.pool_planner import PoolPlanner
@@ -48,15 +51,23 @@ def place(facts: Facts, fleet: Fleet) -> None:
     rivals = list(fleet.sharing_engines(pool))
     owner = _claim(facts, fleet, planner, rivals)
     needs = demand(facts, planner, fleet)
+    gone = _gone_names(facts, planner, rivals)
+    kept = _kept_names(facts, gone, fleet)
     if owner is None:
         planner.plan.set_adapter(needs)
+    elif kept:
+        planner.plan.set_adapter(replace(needs, held_back=True))  # it takes room, and gets no more
     else:
         planner.plan.drop_adapter(facts.key)
     planner.settle(fleet.wakeups.wake, but=facts.key)
     see_chosen(facts, fleet, planner)
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
-        facts.placed = Placed(blocked=(Reason.NAME_TAKEN, text), lost_name=True)
+        if kept:
+            text += f"; it goes on as {', '.join(sorted(kept))}"
+        facts.placed = Placed(
+            blocked=(Reason.NAME_TAKEN, text), lost_name=True, gone_names=gone, kept_names=kept
+        )
         return
     entry = planner.plan.entries[facts.key]
     want = wanted(planner.plan, entry)
@@ -68,7 +79,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         sheltered=planner.plan.sheltered_on(facts.key),
         refused=needs.refused,
         guests=entry.guests,
-        gone_names=_gone_names(facts, planner, rivals),
+        gone_names=gone,
     )
 
 
@@ -82,7 +93,9 @@ def _claim(
     name, before = facts.adapter.served_name, planner.claimed_by(facts.key)
     # Who was renamed just now, and has had no pass since, is in nobody's way: two may swap names.
     others = {key for each in (planner, *rivals) for key in each.claimants(name)} - {facts.key}
-    renamed = {k.key for k in fleet.known(others) if k.served_name != name} if others else set()
+    renamed = (
+        {k.key for k in fleet.world.known(others) if k.served_name != name} if others else set()
+    )
     holds = facts.adapter.holds_name
     owner = planner.claim(facts.key, name, facts.created, rivals, holds=holds, but=renamed)
     if owner is None:
@@ -99,16 +112,32 @@ def _claim(
         }
         for key in concerned - {facts.key}:
             fleet.wakeups.wake(key)
-        fleet.name_freed(before)
+        if before:
+            fleet.name_freed(before)
     return owner
 
 
 def _gone_names(facts: Facts, planner: PoolPlanner, rivals: list[PoolPlanner]) -> frozenset[str]:
     """Return the names under which engines still serve the adapter and that are another's by now."""
-    served = {entry.served_name for view in facts.engines for entry in view.loaded(facts.key)}
     return frozenset(
-        name for name in served if planner.owner(name, rivals) not in (None, facts.key)
+        name
+        for name in _served_names(facts)
+        if planner.owner(name, rivals) not in (None, facts.key)
     )
+
+
+def _kept_names(facts: Facts, gone: Collection[str], fleet: Fleet) -> frozenset[str]:
+    """Return the names of before that the adapter may go on under while the new one is taken."""
+    adapter = facts.adapter
+    return frozenset(
+        name
+        for name in _served_names(facts) - {adapter.served_name, *gone}
+        if refusal(fleet.world, adapter.metadata.namespace, adapter.pool_key, name) is None
+    )
+
+
+def _served_names(facts: Facts) -> set[str]:
+    return {entry.served_name for view in facts.engines for entry in view.loaded(facts.key)}
 
 
 def _bar(facts: Facts, fleet: Fleet) -> None:

@@ -213,14 +213,16 @@ def to_hand_over(wanted: Wanted, gone_names: Collection[str]) -> list[tuple[str,
     ]
 
 
-def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str]]:
+def to_retire(
+    wanted: Wanted, *, lost_name: bool = False, kept_names: Collection[str] = ()
+) -> list[tuple[str, str]]:
     """Return (engine, served name) of what is no longer wanted.
 
     Old served names go once the engine serves the new one; engines that left the plan let go
     once all engines of the plan serve (make before break); where more important adapters got
     its place, also when the plan has no other for it. An engine that is drained keeps the wanted
-    revision: what was routed to it a moment ago is still answered. `lost_name`: another adapter owns the
-    served name, so that everything goes at once.
+    revision: what was routed to it a moment ago is still answered. `lost_name`: the served name is
+    not its own, so that everything goes at once but what is served under `kept_names`.
     """
     desired = wanted.desired()
     settled = bool(desired) and ready(wanted) == len(desired)
@@ -235,7 +237,7 @@ def to_retire(wanted: Wanted, *, lost_name: bool = False) -> list[tuple[str, str
             stays = holding.leaving and serves(wanted, holding)
             surplus = not holding.desired and not stays and (settled or displaced)
             renamed = entry.served_name != wanted.served_name and serves(wanted, holding)
-            if surplus or renamed or lost_name:
+            if surplus or renamed or (lost_name and entry.served_name not in kept_names):
                 gone.add((holding.engine, entry.served_name))
     return sorted(gone)
 

@@ -117,6 +117,7 @@ class Watched:
     def serve(self, fleet: Fleet, *, adapters: Rounds, pools: Rounds) -> None:
         """Tell this fleet and these rounds; nothing may be told before that."""
         self._fleet, self._adapter_rounds, self._pool_rounds = fleet, adapters, pools
+        fleet.lists_missing = True
 
     @property
     def complete(self) -> bool:
@@ -128,7 +129,7 @@ class Watched:
         place = (page.plural, page.namespace)
         if place not in self._versions:
             return
-        self._fleet.alive()
+        self._fleet.alive(listed=place in self._missing)
         uids = self._pages.setdefault(place, set())
         if page.first:
             uids.clear()
@@ -143,6 +144,7 @@ class Watched:
         if place in self._missing:
             self._missing.remove(place)
             if self.complete:
+                self._fleet.lists_missing = False
                 self._fleet.sync_links()
                 self._pool_rounds.start()
                 self._adapter_rounds.start()

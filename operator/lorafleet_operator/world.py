@@ -167,6 +167,10 @@ class World:
         pools = self.pools.get(key.partition("/")[0]) or ()
         return next((pool for pool in pools if pool.key == key), None)
 
+    def known(self, keys: Container[str]) -> Iterator[KnownAdapter]:
+        """Yield these adapters, as far as they can be read; looks through all."""
+        return (k for each in self.adapters.values() for k in each if k.key in keys)
+
     def keeper(self, pod: EnginePod) -> EnginePool | None:
         """Return the pool that cares for the pod: of those that select it, the first by name."""
         pools = self.pools.get(pod.namespace) or ()

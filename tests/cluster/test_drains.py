@@ -83,7 +83,7 @@ async def test_all_engines_of_an_adapter_go_one_by_one_as_others_take_over(
     await fleet.until(lambda: len(fleet.served_by(ENGINES[2])) == len(NAMES), SECONDS)
     unloads = fleet.books.unloads
     await fleet.until(
-        lambda: all(fleet.reasons(name)[-1] in ("Drained", "Draining") for name in ENGINES[:2]),
+        lambda: all(fleet.reasons(n)[-1:] in (["Drained"], ["Draining"]) for n in ENGINES[:2]),
         SECONDS,
     )
     for each in fleet.said:
@@ -91,7 +91,7 @@ async def test_all_engines_of_an_adapter_go_one_by_one_as_others_take_over(
             assert each.served <= fleet.served_by(ENGINES[2])
     await fleet.add("engine-3")
     await fleet.until(
-        lambda: all(fleet.reasons(name)[-1] == "Drained" for name in ENGINES[:2]), SECONDS
+        lambda: all(fleet.reasons(n)[-1:] == ["Drained"] for n in ENGINES[:2]), SECONDS
     )
     await fleet.settled_on({ENGINES[2], "engine-3"}, SECONDS)
     assert fleet.books.unloads == unloads, "what was sent to them a moment ago is still answered"
@@ -116,4 +116,4 @@ async def test_an_eviction_of_all_pods_at_once_is_made_good_by_those_that_come(
     for name in ENGINES:
         await fleet.end(name)
     await fleet.settled(SECONDS)
-    assert all(fleet.reasons(name)[-1] == "Warm" for name in new)
+    await fleet.until(lambda: all(fleet.reasons(n)[-1:] == ["Warm"] for n in new), SECONDS)

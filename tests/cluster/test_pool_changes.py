@@ -165,7 +165,7 @@ async def test_a_name_that_is_freed_while_several_want_it_is_one_adapters_alone(
     scene: Scene,
 ) -> None:
     await scene.fleet.apply("owner", servedName="wanted")
-    await scene.fleet.settled(SECONDS)
+    await scene.all_say("Ready")
     owner = "owner"
     for number in range(4):
         owner = await _freed(scene, owner, number)

@@ -122,8 +122,7 @@ class Reason(StrEnum):
     NOT_GRANTED = "NotGranted"
     """The pool or the served name is another namespace's, which holds no AdapterGrant for it."""
     PREEMPTED = "Preempted"
-    """Adapters of higher priority, or within another tenant's guarantee, took its place on engines,
-    and no other engine has room."""
+    """Adapters of higher priority, or guaranteed ones, took its place, and no other engine has room."""
 
     # Loaded
     LOADED = "Loaded"

@@ -135,6 +135,7 @@ def test_decisions(sentence: str) -> None:
 def test_an_adapter_that_lost_its_name_lets_go_everywhere_at_once() -> None:
     wanted = Wanted(NAME, holdings=(engine("a", NEW, serving(NEW), desired=False),))
     assert rollout.to_retire(wanted, lost_name=True) == [("a", NAME)]
+    assert rollout.to_retire(wanted, lost_name=True, kept_names={NAME}) == []
 
 
 def test_names_that_are_another_s_by_now_are_handed_over_before_anything_is_loaded() -> None:

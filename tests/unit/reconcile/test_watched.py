@@ -14,7 +14,7 @@ from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.watched import _KINDS, NAMESPACES, NODES, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from lorafleet_operator.fair import Turn
 
@@ -209,3 +209,23 @@ async def test_a_packed_body_is_the_newest_without_what_nobody_reads() -> None:
         assert "managedFields" not in kept["metadata"]
         assert it.fleet.bodies.newest(body("a", 11))["metadata"]["resourceVersion"] == "11"
         assert it.fleet.bodies.newest(body("a", 8))["metadata"]["resourceVersion"] == "10"
+
+
+async def test_while_a_list_is_missing_only_the_missing_ones_prove_that_the_operator_lives() -> (
+    None
+):
+    """Who may not read one kind waits for ever and does nothing, whatever else is heard."""
+    async with told() as it:
+        loop = asyncio.get_running_loop()
+
+        def alive_after(news: Callable[[], None]) -> bool:
+            it.fleet.alive_at = before = loop.time() - 1000.0
+            news()
+            return it.fleet.alive_at > before
+
+        assert alive_after(it.list_others)
+        assert not alive_after(it.list_others), "again, while that of adapters is missing"
+        assert not alive_after(it.fleet.alive)
+        assert alive_after(lambda: it.list_(1, body("a", 1)))
+        assert alive_after(it.fleet.alive)
+        assert alive_after(lambda: it.event(body("a", 2)))
