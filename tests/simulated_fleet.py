@@ -269,13 +269,15 @@ class SimulatedFleet:
         """Follow every adapter for ever."""
         place = self._path("loraadapters") + "?watch=1&resourceVersion=0"
         while True:
+            await asyncio.sleep(0.1)  # it may be away for long
             timeout = aiohttp.ClientTimeout(total=None)
             # A watch that falls behind, on a busy machine, is cut off: the next one begins with all.
             with suppress(aiohttp.ClientError):
                 async with self._api.get(place, timeout=timeout, read_bufsize=1 << 20) as answer:
+                    if answer.status != 200:
+                        continue  # it is starting
                     async for line in answer.content:
                         self._see(json.loads(line)["object"])
-            await asyncio.sleep(0.1)  # it may be away for long
 
     def _see(self, body: dict[str, Any]) -> None:
         metadata, status = body["metadata"], body.get("status") or {}

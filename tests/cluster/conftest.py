@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_fixture import cluster, kube, namespace
+import yaml
+from cluster_fixture import REPOSITORY, cluster, kube, namespace
 from kube_rest import KubeRest
 from localcluster import LocalCluster
 
@@ -33,6 +34,16 @@ def system(kube: KubeRest) -> Iterator[str]:
     kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
     kube.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """An API server of few tests: it may be killed, and who looks at all of it finds little."""
+    with LocalCluster(tmp_path_factory.mktemp("mortal")) as running:
+        with KubeRest(running.kubeconfig) as rest:
+            for file in sorted((REPOSITORY / "crds").glob("*.yaml")):
+                rest.install_crd(yaml.safe_load(file.read_text()))
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -11,32 +11,21 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
-from cluster_fixture import REPOSITORY
 from kube_rest import KubeRest
-from localcluster import LocalCluster
 from localstack import LocalStack
 from resource_builders import path
 from simulated_engine import Behaviour
 from simulated_fleet import SimulatedFleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from localcluster import LocalCluster
 
 ENGINES, REPLICAS, SECONDS = 4, 3, 60
 NAMESPACE = "outage"
 CANARY = {"canary": {"engines": 1, "holdSeconds": 2}}
-
-
-@pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """An API server that may be killed."""
-    with LocalCluster(tmp_path_factory.mktemp("mortal")) as running:
-        with KubeRest(running.kubeconfig) as rest:
-            for file in sorted((REPOSITORY / "crds").glob("*.yaml")):
-                rest.install_crd(yaml.safe_load(file.read_text()))
-        yield running
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -144,8 +133,8 @@ async def test_what_changed_while_no_watch_ran_is_seen_in_the_lists_after(
             await fleet.apply("a-0", 3)
             await fleet.apply("a-2", 2)
             await fleet.apply("a-6")
-            await fleet.lose_engines(["engine-0"])
-            await fleet.add_engine("engine-9")
+            await fleet.lose_engines([f"engine-{ENGINES - 1}"])
+            await fleet.add_engine("new")  # has the address of that one
             await asyncio.to_thread(mortal.kill, "kube-apiserver")
             await asyncio.to_thread(mortal.start_again, "kube-apiserver")
             os.kill(operator.process.pid, signal.SIGCONT)

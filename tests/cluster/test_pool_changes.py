@@ -4,9 +4,11 @@ labels of namespaces. No resync helps."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kube_rest import KubeRest
 from localstack import LocalStack
 from resource_builders import path
 from simulated_fleet import BASE, POOL, SimulatedFleet
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from kube_rest import KubeRest
     from localcluster import LocalCluster
 
 ENGINES, SECONDS = 3, 60
@@ -59,23 +60,34 @@ async def until(done: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-async def scene(
-    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
+@asynccontextmanager
+async def ready_fleet(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, directory: Path, **settings: str
 ) -> AsyncIterator[Scene]:
-    fleet = SimulatedFleet(cluster.kubeconfig, tmp_path, namespace, engines=ENGINES, replicas=2)
-    with LocalStack(tmp_path) as stack:
+    """Three engines, four adapters, Ready, and an operator for them."""
+    fleet = SimulatedFleet(cluster.kubeconfig, directory, namespace, engines=ENGINES, replicas=2)
+    with LocalStack(directory) as stack:
         async with fleet:
-            stack.start_operator(  # for the whole cluster: it may read the labels of namespaces
+            stack.start_operator(
                 cluster.kubeconfig,
                 LORAFLEET_VOLUME_ROOT=str(fleet.root),
                 LORAFLEET_RESYNC_SECONDS="3600",
+                **settings,
             )
             for number in range(4):
                 await fleet.apply(f"a-{number}")
             await fleet.settled(SECONDS)
             await fleet.quiet()
             yield Scene(kube, fleet)
+
+
+@pytest.fixture
+async def scene(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
+) -> AsyncIterator[Scene]:
+    names = {"LORAFLEET_NAMESPACES": namespace}
+    async with ready_fleet(cluster, kube, namespace, tmp_path, **names) as found:
+        yield found
 
 
 async def test_a_selector_that_selects_nobody_ends_nothing_and_its_way_back_loads_nothing(
@@ -127,8 +139,15 @@ async def test_a_pool_that_is_deleted_and_made_again_finds_everything_as_it_was(
 
 
 async def test_a_namespace_that_changes_its_tenant_loses_and_gets_places_at_once(
-    scene: Scene,
+    mortal: LocalCluster, tmp_path: Path
 ) -> None:
+    """An operator for the whole cluster: it may read the labels of namespaces."""
+    with KubeRest(mortal.kubeconfig) as kube:
+        async with ready_fleet(mortal, kube, "changes-tenant", tmp_path) as scene:
+            await _change_tenant(scene)
+
+
+async def _change_tenant(scene: Scene) -> None:
     fleet, namespace = scene.fleet, f"/api/v1/namespaces/{scene.fleet.namespace}"
     scene.kube.merge(namespace, {"metadata": {"labels": {"team": "search"}}})
     selector = {"matchLabels": {"team": "search"}}
