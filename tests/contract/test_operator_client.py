@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from certificates import Authority
+from fake_engine import Behaviour
 from lorafleet.certificates import CertificateFiles
 from lorafleet.errors import (
     AdapterRejected,
@@ -349,3 +350,47 @@ async def test_unary_errors_carry_the_sidecars_reason_and_silence_is_unreachable
             await client.inventory(60)
         await client.close()
         await rig.start_sidecar()
+
+
+async def test_what_waits_for_a_sidecar_whose_connection_is_closed_ends_with_an_error_of_its_own(
+    volume: Path,
+) -> None:
+    """A pod that goes closes it under orders and transfers; who is not told to end goes on."""
+    behaviour = Behaviour(load_seconds=60.0)
+    async with Rig(volume / "a", behaviour) as a, Rig(volume / "b", pod_uid="b") as b:
+        client = SidecarClient("127.0.0.1", a.sidecar.port)
+        request = pb.LoadAdapterRequest(
+            adapter="team-a/sql", served_name="team-a/sql", digest=a.put(1), loader="direct"
+        )
+        order = asyncio.create_task(client.load(request, 60.0))
+        cut = asyncio.create_task(client.load(request, 60.0))
+        await until(lambda: a.engine.loads)
+        cut.cancel()
+        await client.close()
+        with pytest.raises(EngineUnreachable, match="the connection was closed"):
+            await order
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+
+        source, first = Source(source_adapter()), asyncio.Event()
+        clients = {
+            name: SidecarClient("127.0.0.1", rig.sidecar.port) for name, rig in (("a", a), ("b", b))
+        }
+        gate = asyncio.Event()
+
+        async def read(offset: int, length: int) -> bytes:
+            if source.reads:
+                first.set()
+                await gate.wait()
+            return await source.read(offset, length)
+
+        payload = Payload(source.adapter.manifest(CHUNK), source.adapter.cuts(CHUNK), read)
+        work = asyncio.create_task(stage(payload, clients, LIMITS))
+        await first.wait()
+        await clients["a"].close()
+        gate.set()
+        async with asyncio.timeout(30):
+            results = await work
+        assert isinstance(results["a"], LorafleetError)
+        assert committed(results["b"]).digest
+        await clients["b"].close()

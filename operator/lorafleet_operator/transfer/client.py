@@ -7,7 +7,7 @@ its trailing metadata names the class, and without one the sidecar itself did no
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_operator import term
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from lorafleet.certificates import Certificates
 
@@ -83,6 +83,7 @@ class SidecarClient:
         self._stub: Any = pb_grpc.SidecarServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stripes: dict[int, Any] = {}
         self._retired: set[asyncio.Task[None]] = set()
+        self._waits: set[asyncio.Timeout] = set()
 
     async def renew(self, tls: Tls, seconds: float) -> None:
         """Make every later call over a connection with these certificates, once it has answered.
@@ -93,7 +94,7 @@ class SidecarClient:
         fresh = open_channel(self.host, self.port, tls)
         stub: Any = pb_grpc.SidecarServiceStub(fresh)  # type: ignore[no-untyped-call]
         try:
-            with self._translated():
+            async with self.answering():
                 await stub.ListAdapters(
                     pb.ListAdaptersRequest(), timeout=seconds, metadata=self._metadata
                 )
@@ -121,7 +122,7 @@ class SidecarClient:
 
     async def inventory(self, seconds: float) -> pb.Inventory:
         """Return what the sidecar observes now."""
-        with self._translated():
+        async with self.answering():
             answer = await self._stub.ListAdapters(pb.ListAdaptersRequest(), timeout=seconds)
         inventory: pb.Inventory = answer.inventory
         return inventory
@@ -131,7 +132,7 @@ class SidecarClient:
 
         Raises EngineUnreachable before vLLM is up, LorafleetError for an answer that is none.
         """
-        with self._translated():
+        async with self.answering():
             answer = await self._stub.GetEngineProfile(
                 pb.GetEngineProfileRequest(), timeout=seconds
             )
@@ -146,16 +147,19 @@ class SidecarClient:
         """Yield the inventory now and at each change, until the stream breaks."""
         call = self._stub.WatchEngine(pb.WatchEngineRequest())
         try:
-            with self._translated():
-                async for answer in call:
-                    yield answer.inventory
+            while True:
+                async with self.answering():
+                    answer = await call.read()
+                if answer is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+                    return
+                yield answer.inventory
         finally:
             call.cancel()
 
     async def load(self, request: pb.LoadAdapterRequest, seconds: float) -> pb.LoadedAdapter:
         """Make the engine load a staged revision and, if asked, publish it."""
         term.check()
-        with self._translated():
+        async with self.answering():
             answer = await self._stub.LoadAdapter(request, timeout=seconds, metadata=self._metadata)
         loaded: pb.LoadedAdapter = answer.loaded
         return loaded
@@ -163,7 +167,7 @@ class SidecarClient:
     async def unload(self, request: pb.UnloadAdapterRequest, seconds: float) -> None:
         """Hide the served name, drain and unload its revisions."""
         term.check()
-        with self._translated():
+        async with self.answering():
             await self._stub.UnloadAdapter(request, timeout=seconds, metadata=self._metadata)
 
     async def restart_engine(self, instance: str, *, force: bool, seconds: float) -> None:
@@ -171,19 +175,19 @@ class SidecarClient:
         unless forced."""
         request = pb.RestartEngineRequest(engine_instance=instance, force=force)
         term.check()
-        with self._translated():
+        async with self.answering():
             await self._stub.RestartEngine(request, timeout=seconds, metadata=self._metadata)
 
     async def refuse(self, request: pb.RefuseNamesRequest, seconds: float) -> None:
         """Let requests fail that wait for names which will not be served there."""
         term.check()
-        with self._translated():
+        async with self.answering():
             await self._stub.RefuseNames(request, timeout=seconds, metadata=self._metadata)
 
     async def send(self, request: pb.SendAdapterRequest, seconds: float) -> pb.ForwardReport:
         """Make the sidecar fill neighbours with a revision that is staged there."""
         term.check()
-        with self._translated():
+        async with self.answering():
             answer = await self._stub.SendAdapter(request, timeout=seconds, metadata=self._metadata)
         report: pb.ForwardReport = answer.report
         return report
@@ -215,18 +219,38 @@ class SidecarClient:
 
     async def close(self) -> None:
         """Close all connections; calls in progress end."""
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
         for channel in (self._channel, *self._stripes.values()):
             await channel.close()
         for closing in self._retired:
             closing.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Wait for the sidecar, and raise what went wrong in its own words.
+
+        A wait ends with the client: some of the library's would go on, and what ends the others is a
+        CancelledError, which says that the waiting task is to end.
+        """
+        closed = EngineUnreachable(f"sidecar at {self.address}: the connection was closed")
         try:
-            yield
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.address) from None
+        except TimeoutError:
+            raise closed from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise closed from None
 
 
 class ByteStream:
@@ -239,18 +263,15 @@ class ByteStream:
     async def write(self, message: bytes) -> None:
         """Send one encoded request; waits while the other side is slower."""
         try:
-            await self._call.write(message)
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self._client.address) from None
+            async with self._client.answering():
+                await self._call.write(message)
         except _OVER:
             raise await self._failure() from None
 
     async def read(self) -> pb.StageAdapterResponse:
         """Return the next answer of a StageAdapter stream."""
-        try:
+        async with self._client.answering():
             answer: Any = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self._client.address) from None
         if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
             raise await self._failure()
         return answer
@@ -258,11 +279,10 @@ class ByteStream:
     async def finish(self) -> None:
         """Say that nothing follows and wait until the other side has dealt with it all."""
         try:
-            await self._call.done_writing()
-            if await self._call.code() is not grpc.StatusCode.OK:
-                raise await self._failure()
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self._client.address) from None
+            async with self._client.answering():
+                await self._call.done_writing()
+                if await self._call.code() is not grpc.StatusCode.OK:
+                    raise await self._failure()
         except _OVER:
             raise await self._failure() from None
 
@@ -271,13 +291,14 @@ class ByteStream:
         self._call.cancel()
 
     async def _failure(self) -> LorafleetError:
-        code = await self._call.code()
-        return translate_status(
-            code,
-            await self._call.details() or "the stream ended early",
-            _reason(await self._call.trailing_metadata()),
-            self._client.address,
-        )
+        async with self._client.answering():
+            code = await self._call.code()
+            return translate_status(
+                code,
+                await self._call.details() or "the stream ended early",
+                _reason(await self._call.trailing_metadata()),
+                self._client.address,
+            )
 
 
 class LifeQuestion:
