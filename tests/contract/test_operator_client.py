@@ -356,12 +356,13 @@ async def test_what_waits_for_a_sidecar_whose_connection_is_closed_ends_with_an_
     volume: Path,
 ) -> None:
     """A pod that goes closes it under orders and transfers; who is not told to end goes on."""
-    behaviour = Behaviour(load_seconds=60.0)
+    behaviour = Behaviour()
     async with Rig(volume / "a", behaviour) as a, Rig(volume / "b", pod_uid="b") as b:
         client = SidecarClient("127.0.0.1", a.sidecar.port)
         request = pb.LoadAdapterRequest(
             adapter="team-a/sql", served_name="team-a/sql", digest=a.put(1), loader="direct"
         )
+        behaviour.loads_go_on.clear()
         order = asyncio.create_task(client.load(request, 60.0))
         cut = asyncio.create_task(client.load(request, 60.0))
         await until(lambda: a.engine.loads)
@@ -371,6 +372,7 @@ async def test_what_waits_for_a_sidecar_whose_connection_is_closed_ends_with_an_
             await order
         with pytest.raises(asyncio.CancelledError):
             await cut
+        behaviour.loads_go_on.set()
 
         source, first = Source(source_adapter()), asyncio.Event()
         clients = {

@@ -16,6 +16,7 @@ SAYS = {
     "kubectl/text.py": "ages",
     "pool_pass.py": "times of conditions",
     "push/spool.py": "ages of files, which the file system stamps",
+    "reconcile.py": "when a decision was told",
     "report.py": "times of conditions",
     "sources/azure_blob.py": "until when a signature holds, for the server",
     "sources/retries.py": "a time that a server names",
