@@ -133,7 +133,13 @@ class Background:
                 if not self._waiting:
                     return
                 job = self._waiting.pop(next(iter(self._waiting)))
-            job.pending.settle(partial(self._send, job.content, job.manifest, job.progress))
+            job.pending.settle(partial(self._sent, job))
+
+    def _sent(self, job: _Job) -> Revision:
+        """Send; the memory is free before anybody hears of the outcome and puts the next."""
+        try:
+            return self._send(job.content, job.manifest, job.progress)
+        finally:
             with self._changed:
                 self._free.append(job.memory)
 

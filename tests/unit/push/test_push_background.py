@@ -86,6 +86,24 @@ def test_failures_are_told_and_the_next_is_sent() -> None:
     background.close()
 
 
+def test_who_hears_of_an_outcome_finds_the_memory_free() -> None:
+    memories: list[Any] = []
+
+    def send(content: Content, manifest: Any, _progress: Any) -> Revision:
+        memories.extend(piece.obj for each in content.tensors for piece in each.pieces())
+        return Revision("ns", manifest.name, "sha256:", manifest.step, 1, 0, False, "ns/a", None)  # type: ignore[arg-type]
+
+    background = Background(send)
+    array = np.ones((2, 10), np.float32)
+    again: list[Any] = []
+    first = put(background, array, 1)
+    first._future.add_done_callback(lambda _: again.append(put(background, array, 2)))
+    first.revision(60)
+    background.close()
+    assert again[0].revision(60).step == 2
+    assert memories[0] is memories[1]
+
+
 def test_a_training_that_fails_drops_what_waits() -> None:
     slow = Slow()
     background = Background(slow)

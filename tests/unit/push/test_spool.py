@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,7 +29,10 @@ from lorafleet_operator.push.revision import PushedRevision, described
 from lorafleet_operator.push.shelf import FILE_BYTES, PART, cost, overhead
 from lorafleet_operator.push.spool import Spool
 from lorafleet_operator.sources.bounds import SourceSettings
-from lorafleet_operator.sources.pushed import PushedSource, hex_of
+from lorafleet_operator.sources.pushed import Place, PushedSource, hex_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CONFIG = json.dumps(
     {
@@ -208,6 +212,30 @@ def test_disk_is_bounded_however_long_little_changes(tmp_path: Path) -> None:
         push(there, "t/a", tuple(tensors), set())
         assert there.used_bytes() <= 2 * REVISIONS * (20_000 + 8 * FILE_BYTES)
     assert read(tmp_path, "t/a", revision(tuple(tensors)).revision) == b"".join(tensors)
+
+
+class Looked(Spool):
+    """Counts how often it is looked through."""
+
+    looks = 0
+
+    def known(self, key: str, sizes: Mapping[bytes, int]) -> dict[bytes, Place]:
+        self.looks += 1
+        return super().known(key, sizes)
+
+
+def test_how_often_it_is_looked_through_does_not_depend_on_the_tensors(tmp_path: Path) -> None:
+    looks = []
+    for count in (4, 40):
+        there = Looked(
+            tmp_path / f"{count}", limit_bytes=1 << 20, namespace_bytes=1 << 20, revisions=2
+        )
+        there.look()
+        tensors = [bytes([n]) * 100 for n in range(count)]
+        push(there, "t/a", tuple(tensors), set())
+        push(there, "t/a", (*tensors[1:], b"?" * 100), set())
+        looks.append(there.looks)
+    assert looks[0] == looks[1]
 
 
 def test_a_damaged_copy_is_asked_for_again_when_it_would_be_moved(tmp_path: Path) -> None:
