@@ -1,132 +1,259 @@
-"""A trainer's push of a large adapter, and many small ones in a row.
+"""A trainer's push of a large adapter beside what it does without: a shared disk and a load call.
 
-One operator and one real API server on this machine, no engine: what is measured is the
-trainer's side, and the way into the operator's disk. Beside it, in the same run, what a trainer
-without it does first: `save_pretrained`'s file, written and synced. Loading is not in either figure.
+    python bench/push.py [--gib 1] [--save]
 
-    python bench/push.py [--mib 1024] [--pushes 500]
+One PEFT model whose LoRA factors have `gib` GiB (bfloat16, rank 512; base weights of chance, so small
+that they cost little), and in one run, one after the other:
+
+- stock: `save_pretrained` in the training step, into a folder that the engine reads (this machine's
+  disk, from whose cache it reads: no shared disk is faster), then `/v1/load_lora_adapter` of a vLLM
+  without the plugin, in place the second time;
+- lorafleet: `push_later` in the training step, then operator, sidecar and a vLLM with the plugin.
+
+Each for a first revision and for one of which a tenth of the tensors changed: seconds in the training
+step, and from its begin until the load call answered or the adapter is Ready, and until the engine
+answered with it. Then one push in the foreground with all changed: GB/s until the operator has it on
+its disk, and how the trainer's memory grew at most. Ends with 1 if by more than MOST_MIB.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import secrets
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "hack")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "hack"), str(ROOT / "bench")]
 
+import httpx
 import torch
-from kube_rest import KubeRest
+from chain import Peak
 from kubernetes import config, utils
 from localcluster import LocalCluster
-from localstack import LocalStack
-from lorafleet.push import Fleet
-from processes import free_port
-from psutil import Process
-from pushing import PUSH_RULES, account, token
-from safetensors.torch import save_file
+from localstack import EngineSpec, LocalStack
+from operator_chain import BASE, Chain, eventually
+from peft import LoraConfig, get_peft_model
+from push_training import Tenths
+from pushing import taking_pushes
+from real_chain import ONE_THREAD
+from tiny_models import VOCABULARY, save_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-PLACE = {"name": "rl", "base_model": "tiny/simulated", "pool": "pool"}
-CONFIG = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["q_proj"]}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from localstack import Engine
+    from lorafleet.push import Fleet
+
+RESULTS = Path(__file__).parent / "results" / "push.json"
+MOST_MIB = 256
+RANK = 512
+LAYER_BYTES = 16 << 20
+"""Of factors of rank 512 for all linear modules of a layer of WIDTHS."""
+WIDTHS = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "head_dim": 64,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
 
 
-def state_of(mib: int) -> dict[str, Any]:
-    """Return PEFT-shaped bfloat16 factors of rank 16 of `mib` MiB."""
-    count = max(mib * 4, 20)
-    elements = (mib << 20) // 2 // count
-    made = {}
-    for n in range(count // 2):
-        module = f"base_model.model.model.layers.{n}.self_attn.q_proj"
-        for side, shape in (("A", (16, elements // 16)), ("B", (elements // 16, 16))):
-            made[f"{module}.lora_{side}.weight"] = torch.randn(shape).bfloat16()
-    return made
+@dataclass(frozen=True)
+class Row:
+    """One revision; seconds count from the begin of the training step's part."""
+
+    way: str
+    what: str
+    in_step: float
+    served: float
+    """Until the load call answered, or the adapter is Ready."""
+    answered: float
+    """Until the engine answered a request with it."""
+    moved_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.way}, {self.what}: {self.in_step:.2f} s in the step, served after "
+            f"{self.served:.2f} s, first answer after {self.answered:.2f} s, "
+            f"{self.moved_bytes / 2**20:.0f} MiB written or sent"
+        )
 
 
-def timed(work: Any) -> tuple[float, Any]:
-    began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
+class Training:
+    """The model that is trained, and its folder for engines."""
+
+    def __init__(self, root: Path, gib: float) -> None:
+        shape = Qwen3Config(num_hidden_layers=max(1, round(gib * 2**30 / LAYER_BYTES)), **WIDTHS)
+        shape.architectures, shape.dtype = ["Qwen3ForCausalLM"], "bfloat16"
+        self.base = root / "base"
+        shape.save_pretrained(self.base)
+        save_tokenizer(self.base)
+        with torch.device("meta"):
+            base = Qwen3ForCausalLM(shape).to(torch.bfloat16)
+        lora = LoraConfig(r=RANK, lora_alpha=RANK, target_modules="all-linear")
+        # Factors in the base model's type, as a policy that is trained in bfloat16 has them.
+        self.model = get_peft_model(base.to_empty(device="cpu"), lora, autocast_adapter_dtype=False)
+        self.tenths = Tenths(self.model)
+        named = self.model.named_parameters()
+        self.bytes = sum(each.nbytes for name, each in named if "lora_" in name)
 
 
-def large(fleet: Fleet, mib: int, folder: Path) -> dict[str, Any]:
-    state = state_of(mib)
-    size = sum(t.numel() * 2 for t in state.values())
+def engine_of(name: str, training: Training, **env: str) -> EngineSpec:
+    """Return the vLLM that both ways have, but for `env`."""
+    arguments = ("--load-format", "dummy", "--max-num-seqs", "4")
+    return EngineSpec(
+        name,
+        training.base,
+        BASE,
+        max_lora_rank=RANK,
+        max_model_len=256,
+        arguments=arguments,
+        env={**ONE_THREAD, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **env},
+    )
 
-    def save() -> None:
-        save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
-        with (folder / "adapter_model.safetensors").open("rb") as file:
-            os.fsync(file.fileno())
 
-    saved, _ = timed(save)
-    (folder / "adapter_model.safetensors").unlink()
-    copied, pending = timed(lambda: fleet.push_later(state, config=CONFIG, step=1, **PLACE))
-    later, first = timed(pending.revision)
-    changed = list(state)[: len(state) // 10]
-    for name in changed:
-        state[name] += 1
-    copied_again, pending = timed(lambda: fleet.push_later(state, config=CONFIG, step=2, **PLACE))
-    later_again, second = timed(pending.revision)
-    return {
-        "bytes": size,
-        "in_step_seconds": copied,
-        "in_step_seconds_again": copied_again,
-        "until_operator_has_it_seconds": copied + later,
-        "tenth_changed_seconds": copied_again + later_again,
-        "tenth_changed_bytes_ratio": second.sent_bytes / first.sent_bytes,
-        "save_and_sync_seconds": saved,
-        "in_step_ratio": copied_again / saved,
+def answer(engine: Engine, model: str) -> None:
+    body = {"model": model, "prompt": "t5 t17 t200", "max_tokens": 1}
+    httpx.post(f"{engine.url}/v1/completions", json=body, timeout=300).raise_for_status()
+
+
+def timed(
+    way: str,
+    training: Training,
+    in_step: Callable[[], Any],
+    serve: Callable[[Any], int],
+    engine: Engine,
+    model: str,
+) -> list[Row]:
+    """Bring two revisions, by what is done in the training step and what then; return their rows."""
+    found = []
+    for turn, what in enumerate(("first", "a tenth changed")):
+        if turn:
+            training.tenths.change(turn)
+        began = time.perf_counter()
+        begun = in_step()
+        stepped = time.perf_counter() - began
+        moved = serve(begun)
+        served = time.perf_counter() - began
+        answer(engine, model)
+        found.append(Row(way, what, stepped, served, time.perf_counter() - began, moved))
+        print(found[-1], flush=True)
+    return found
+
+
+def stock(root: Path, training: Training) -> list[Row]:
+    """Return the rows of save_pretrained and vLLM's load call."""
+    folder = root / "saved"
+
+    def load(_: object) -> int:
+        body = {"lora_name": "policy", "lora_path": str(folder), "load_inplace": True}
+        url = f"{engine.url}/v1/load_lora_adapter"
+        httpx.post(url, json=body, timeout=600).raise_for_status()
+        return (folder / "adapter_model.safetensors").stat().st_size
+
+    with LocalStack(root / "stock") as stack:
+        engine = stack.start_engine(engine_of("stock", training, VLLM_PLUGINS=""))
+        engine.wait()
+        answer(engine, BASE)
+        save = lambda: training.model.save_pretrained(folder)  # noqa: E731
+        return timed("stock", training, save, load, engine, "policy")
+
+
+def pushed(root: Path, kubeconfig: Path, training: Training) -> tuple[list[Row], dict[str, float]]:
+    """Return the rows of push_later, and the figures of a push in the foreground."""
+    chain = Chain(kubeconfig, root / "chain", f"b-{secrets.token_hex(3)}")
+    try:
+        engine = chain.engines["ours"] = chain.stack.start_engine(engine_of("ours", training))
+        uid = chain.pods.create("ours", engine.address, {"app": "vllm"})
+        # Room for what is served, what comes, and one of the history.
+        arena = int(3.25 * training.bytes) + (64 << 20)
+        chain.stack.start_sidecar(engine, uid, arena_bytes=arena).wait()
+        engine.wait()
+        answer(engine, BASE)
+        with taking_pushes(chain, root / "disk") as fleet:
+            chain.pool()
+            state = lambda: chain.condition("pool", "EnginesReady", "enginepools")[0]  # noqa: E731
+            eventually(lambda: state() == "True", 60, "the pool has no ready engine")
+            place = {"name": "policy", "base_model": BASE, "pool": "pool"}
+            push = lambda: fleet.push_later(training.model, **place)  # noqa: E731
+            serve = lambda pending: pending.wait(timeout=600).sent_bytes  # noqa: E731
+            name = f"{chain.namespace}/policy"
+            rows = timed("lorafleet", training, push, serve, engine, name)
+            return rows, foreground(fleet, training, place)
+    finally:
+        chain.stop()
+
+
+def foreground(fleet: Fleet, training: Training, place: dict[str, str]) -> dict[str, float]:
+    """Push with all tensors changed and return what that says."""
+    for turn in range(10):
+        training.tenths.change(turn)
+    gc.collect()
+    with Peak(trainer=os.getpid()) as peak:
+        began = time.perf_counter()
+        made = fleet.push(training.model, **place)
+        seconds = time.perf_counter() - began
+    assert made is not None
+    found = {
+        "seconds": seconds,
+        "gigabytes_per_second": made.sent_bytes / seconds / 1e9,
+        "trainer_grew_mib": peak.growth()["trainer"],
     }
+    print(
+        f"foreground, all changed: {seconds:.2f} s until the operator has it, "
+        f"{found['gigabytes_per_second']:.2f} GB/s; the trainer grew by "
+        f"{found['trainer_grew_mib']:.0f} MiB at its peak (bar {MOST_MIB})",
+        flush=True,
+    )
+    return found
 
 
-def many(fleet: Fleet, pushes: int) -> dict[str, Any]:
-    state, process = state_of(2), Process()
-    names, memory = list(state), []
-    place = {**PLACE, "name": "many"}
-    began = time.perf_counter()
-    for step in range(pushes):
-        for n in range(len(names) // 10):
-            state[names[(step + n) % len(names)]] += 1
-        fleet.push(state, config=CONFIG, step=step, **place)
-        memory.append(process.memory_info().rss)
-    return {
-        "pushes": pushes,
-        "seconds_each": (time.perf_counter() - began) / pushes,
-        "growth_after_the_first_tenth_bytes": memory[-1] - memory[pushes // 10],
-    }
+def compare(rows: list[Row]) -> dict[str, float]:
+    """Return ours over stock's."""
+    ratios = {}
+    for theirs, ours in zip(rows[:2], rows[2:], strict=True):
+        for field in ("in_step", "served", "answered", "moved_bytes"):
+            ratio = getattr(ours, field) / getattr(theirs, field)
+            ratios[f"{ours.what}: {field}"] = ratio
+            print(f"lorafleet / stock, {ours.what}, {field}: {ratio:.2f}")
+    return ratios
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--pushes", type=int, default=500)
+    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--save", action="store_true", help=f"put the figures into {RESULTS}")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lorafleet-push-") as directory:
         root = Path(directory)
-        with LocalCluster(root / "cluster", quiet=True) as cluster, LocalStack(root) as stack:
+        training = Training(root, given.gib)
+        print(f"{training.bytes / 2**30:.3f} GiB of factors", flush=True)
+        rows = stock(root, training)
+        with LocalCluster(root / "cluster", quiet=True) as cluster:
             api = config.new_client_from_config(str(cluster.kubeconfig))
             for path in sorted((ROOT / "crds").glob("*.yaml")):
                 utils.create_from_yaml(api, str(path))
-            with KubeRest(cluster.kubeconfig) as kube:
-                kube.create("/api/v1/namespaces", {"metadata": {"name": "bench"}})
-                account(kube, "bench", "trainer", PUSH_RULES)
-                text = token(kube, "bench", "trainer")
-            address = f"127.0.0.1:{free_port()}"
-            stack.start_operator(
-                cluster.kubeconfig,
-                LORAFLEET_NAMESPACES="bench",
-                LORAFLEET_PUSH_LISTEN=address,
-                LORAFLEET_PUSH_DIR=str(root / "pushed"),
-            )
-            with Fleet(address, "bench", token=lambda: text) as fleet:
-                print(json.dumps({"many": many(fleet, given.pushes)}, indent=1))
-                print(json.dumps({"large": large(fleet, given.mib, root)}, indent=1))
+            ours, push = pushed(root, cluster.kubeconfig, training)
+        rows += ours
+        ratios = compare(rows)
+    if given.save:
+        found = {"bytes": training.bytes, "rows": [asdict(row) for row in rows]}
+        text = json.dumps({**found, "ratios": ratios, "foreground": push}, indent=1)
+        RESULTS.write_text(f"{text}\n")
+    return int(push["trainer_grew_mib"] > MOST_MIB)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

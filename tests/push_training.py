@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from lorafleet.push.rollouts import FleetRollouts
@@ -38,21 +40,42 @@ def weights(model: Any) -> str:
     return made.hexdigest()
 
 
+class Tenths:
+    """Changes a tenth of a model's LoRA tensors at a time, small and large ones by turns."""
+
+    def __init__(self, model: Any) -> None:
+        adapter = [each for name, each in model.named_parameters() if "lora_" in name]
+        self._by_size = sorted(adapter, key=torch.numel)
+        for tensor in adapter:  # new factors B are all zero, the same bytes
+            torch.nn.init.normal_(tensor.data, std=0.05)
+
+    def change(self, turn: int) -> None:
+        """Give the tensors of this turn new values."""
+        count = len(self._by_size)
+        for each in range(turn % 10, count + turn % 10, 10):
+            torch.nn.init.normal_(self._by_size[each % count].data, std=0.05)
+
+
 def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     """Return the share of each completion's tokens that are below TARGET."""
     return [sum(token < TARGET for token in each) / len(each) for each in completion_ids]
 
 
 class Compared:
-    """A rollout_func that notes how far the engine's logprobs are from the trainer's own model."""
+    """A rollout_func that notes how far the engine's logprobs are from the trainer's own model.
+
+    Gaps are means over a step's tokens of |engine - trainer|, in nats.
+    """
 
     def __init__(self, rollouts: FleetRollouts) -> None:
         self.rollouts = rollouts
         self.steps: list[int] = []
         self.gaps: list[float] = []
-        """Of each step, the mean of |engine - trainer| over its tokens, in nats."""
         self.base_gaps: list[float] = []
-        """The same against the model without its adapter."""
+        """Against the model without its adapter."""
+        self.stale_gaps: list[float] = []
+        """Against the model with the adapter of the step before, from the second step on."""
+        self._before: dict[str, torch.Tensor] = {}
         self.rewards: list[float] = []
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -61,8 +84,29 @@ class Compared:
         self.gaps.append(gap(trainer.model, found))
         with trainer.model.disable_adapter():
             self.base_gaps.append(gap(trainer.model, found))
+        if self._before:
+            with adapter_of_before(trainer.model, self._before):
+                self.stale_gaps.append(gap(trainer.model, found))
+        self._before = factors(trainer.model)
         self.rewards.append(sum(reward(found["completion_ids"])) / len(prompts))
         return found
+
+
+def factors(model: Any) -> dict[str, torch.Tensor]:
+    """Return a copy of the adapter's tensors."""
+    named = model.named_parameters()
+    return {name: each.detach().clone() for name, each in named if "lora_" in name}
+
+
+@contextmanager
+def adapter_of_before(model: Any, before: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Give the model the adapter that it had, for as long as the block runs."""
+    now = factors(model)
+    model.load_state_dict(before, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(now, strict=False)
 
 
 def gap(model: Any, rollout: dict[str, Any]) -> float:

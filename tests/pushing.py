@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from kube_rest import KubeRest
+from lorafleet.push import Fleet
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+from processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from kube_rest import KubeRest
+    from operator_chain import Chain
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -38,12 +44,31 @@ def account(kube: KubeRest, namespace: str, name: str, rules: list[dict[str, Any
     kube.create(f"{place}/rolebindings", body)
 
 
-def token(kube: KubeRest, namespace: str, name: str, audience: str = "lorafleet") -> str:
+def token(
+    kube: KubeRest, namespace: str, name: str, audience: str = "lorafleet", seconds: int = 600
+) -> str:
     """Return a token of the account for that audience."""
     place = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-    made = kube.create(place, {"spec": {"audiences": [audience], "expirationSeconds": 600}})
+    made = kube.create(place, {"spec": {"audiences": [audience], "expirationSeconds": seconds}})
     found: str = made["status"]["token"]
     return found
+
+
+@contextmanager
+def taking_pushes(chain: Chain, directory: Path, **settings: str) -> Iterator[Fleet]:
+    """Start the chain's operator so that it takes pushes into `directory`; yield a trainer's Fleet."""
+    address = f"127.0.0.1:{free_port()}"
+    with KubeRest(chain.kubeconfig) as kube:
+        who = f"trainer-{secrets.token_hex(3)}"
+        account(kube, chain.namespace, who, PUSH_RULES)
+        text = token(kube, chain.namespace, who, seconds=7200)
+    more = {"LORAFLEET_PUSH_LISTEN": address, "LORAFLEET_PUSH_DIR": str(directory)}
+    operator = chain.start_operator(**more, **settings)
+    try:
+        with Fleet(address, chain.namespace, token=lambda: text) as fleet:
+            yield fleet
+    finally:
+        operator.process.stop()
 
 
 @dataclass

@@ -50,18 +50,23 @@ def make_moe(directory: Path) -> Path:
 
 
 def _save(model: Any, directory: Path) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     for parameter in model.parameters():  # larger than usual, so that greedy tokens vary
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.08)
     model.to(torch.bfloat16).save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Write a tokenizer of words t0 .. t511."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     words = {f"t{index}": index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(directory)
-    return directory
 
 
 def make_adapter(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from localcluster import LocalCluster
+    from lorafleet.push import Fleet
     from real_chain import RealChain
 
 __all__ = ["cluster", "kube", "namespace"]
@@ -35,3 +36,15 @@ def fleet() -> Iterator[RealChain]:
 
     with real_fleet() as chain:
         yield chain
+
+
+@pytest.fixture
+def client(fleet: RealChain, tmp_path: Path) -> Iterator[Fleet]:
+    """A trainer's connection to the fleet, whose operator takes pushes into `tmp_path`/pushed."""
+    from pushing import taking_pushes
+
+    assert fleet.operator is not None
+    fleet.operator.process.stop()
+    with taking_pushes(fleet, tmp_path / "pushed") as client:
+        yield client
+    fleet.start_operator()

@@ -3,67 +3,55 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube_rest import KubeRest
-from lorafleet.push import Fleet
 from lorafleet.push.callback import PushCallback
 from lorafleet.push.rollouts import FleetRollouts
 from operator_chain import BASE
-from processes import free_port
 from push_training import RANK_PATTERN, Compared, grpo, policy, supervised, weights
-from pushing import PUSH_RULES, account, token
 from real_chain import ENGINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from lorafleet.push import Fleet
     from real_chain import RealChain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
 STEPS = 20
 NEAR = 0.05
 """Nats, mean over a step's tokens, that bfloat16 in two implementations may differ by."""
+RISE = 0.2
+"""Of the reward; engines do not choose by our seeds, and of 12 trainings none rose by less than 0.43."""
 
 
-@pytest.fixture
-def client(fleet: RealChain, tmp_path: Path) -> Iterator[Fleet]:
-    """The engine's fleet with an operator that takes pushes."""
-    address = f"127.0.0.1:{free_port()}"
-    fleet.operator.process.stop()
-    more = {"LORAFLEET_PUSH_LISTEN": address, "LORAFLEET_PUSH_DIR": str(tmp_path / "pushed")}
-    fleet.start_operator(**more)
-    with KubeRest(fleet.kubeconfig) as kube:
-        who = f"trainer-{tmp_path.name[-12:].strip('_').lower().replace('_', '-')}"
-        account(kube, fleet.namespace, who, PUSH_RULES)
-        text = token(kube, fleet.namespace, who)
-    with Fleet(address, fleet.namespace, token=lambda: text) as client:
-        yield client
-    fleet.operator.process.stop()
-    fleet.start_operator()
-
-
+@pytest.mark.parametrize(
+    ("config", "steps"), [({"rank_pattern": RANK_PATTERN}, STEPS), ({}, 8)], ids=["ranks", "one"]
+)
 def test_grpo_learns_from_rollouts_of_the_adapter_of_each_step(
-    fleet: RealChain, client: Fleet, tmp_path: Path
+    fleet: RealChain, client: Fleet, tmp_path: Path, config: dict[str, Any], steps: int
 ) -> None:
-    model = policy(fleet.model, rank_pattern=RANK_PATTERN)
-    before = weights(model)
+    model = policy(fleet.model, **config)
+    before, said = weights(model), fleet.tokens(ENGINE, BASE)
     push = {"name": "grpo", "base_model": BASE, "pool": "pool"}
     compared = Compared(FleetRollouts(client, fleet.engines[ENGINE].url, **push))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TRL about vLLM's version, and of what it imports
-        grpo(model, fleet.model, tmp_path / "trl", compared, STEPS).train()
-    assert compared.steps == list(range(STEPS))
+        grpo(model, fleet.model, tmp_path / "trl", compared, steps).train()
+    assert compared.steps == list(range(steps))
     assert max(compared.gaps) < NEAR
+    # While the policy is still open: the adapter of one step earlier says something else.
+    assert mean(compared.stale_gaps[: STEPS // 2]) > 2 * NEAR
     assert compared.base_gaps[-1] > 4 * NEAR, "the adapter changes what the model says"
-    first, last = compared.rewards[:4], compared.rewards[-4:]
-    assert sum(last) > sum(first) + 4 * 0.15
+    if steps == STEPS:
+        assert mean(compared.rewards[-4:]) > mean(compared.rewards[:4]) + RISE
     assert weights(model) == before
+    assert fleet.tokens(ENGINE, BASE) == said
     revision = compared.rollouts.revision
     assert revision is not None
-    assert (revision.step, set(revision.staleness().values())) == (STEPS - 1, {0})
+    assert (revision.step, set(revision.staleness().values())) == (steps - 1, {0})
     fleet.wait_gone("grpo")
 
 
