@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REASON_KEY = "lorafleet-reason"
+_MOST_BYTES = (
+    2000  # of a status and metadata 8 KiB go through, and what is not ASCII takes thrice as many
+)
 
 STATUS: dict[type[errors.LorafleetError], grpc.StatusCode] = {
     errors.LorafleetError: grpc.StatusCode.INTERNAL,
@@ -47,9 +50,15 @@ def status_of(error: errors.LorafleetError) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
+def cut(line: str) -> str:
+    """Return a line as long as a status may be: gRPC drops the whole answer for a longer one."""
+    text = line.encode(errors="replace")
+    return line if len(text) <= _MOST_BYTES else f"{text[:_MOST_BYTES].decode(errors='ignore')} .."
+
+
 async def abort(context: Context, error: errors.LorafleetError) -> NoReturn:
     """End the call with the error's status, its line, and its reason as trailing metadata."""
-    await context.abort(status_of(error), str(error), ((REASON_KEY, error.reason),))
+    await context.abort(status_of(error), cut(str(error)), ((REASON_KEY, error.reason),))
     raise AssertionError("abort returned")  # it never does; this tells mypy
 
 

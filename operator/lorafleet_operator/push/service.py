@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _STALL_SECONDS: Final = 60.0
+_MOST_CHARACTERS: Final = 1024
 _LOOK_SECONDS: Final = 0.25
 _LEAST_BYTES: Final = 1 << 20
 """In each of those times; with less a push is broken off, and goes on there with its next try."""
@@ -322,6 +323,9 @@ async def _first(requests: Any) -> pb.PushManifest:
     manifest: pb.PushManifest = request.manifest
     for what, name in (("namespace", manifest.namespace), ("name", manifest.name)):
         bounds.checked_object_name(name, what)
+    for what in ("base_model", "pool", "pool_namespace", "served_name"):
+        if (size := len(getattr(manifest, what))) > _MOST_CHARACTERS:
+            raise InvalidAdapter(f"{what} has {size} characters, at most {_MOST_CHARACTERS}")
     if manifest.step < 0:
         raise InvalidAdapter(f"step {manifest.step} is negative")
     return manifest

@@ -120,7 +120,7 @@ def _embedded(ip: IPv4Address | IPv6Address) -> list[IPv4Address]:
 def checked_object_name(value: str, what: str) -> str:
     """Return a Kubernetes object name that is safe as one path component."""
     if not _CLAIM.fullmatch(value):
-        raise PathNotAllowed(f"{what} {value!r} is not a name")
+        raise PathNotAllowed(f"{what} {one_line(value)!r} is not a name")
     return value
 
 
