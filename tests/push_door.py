@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
+from lorafleet.buffers import give_back_freed
 from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.push.server import PushServer
 from lorafleet_operator.settings import OperatorSettings
@@ -21,7 +24,6 @@ from pushing import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 class Reviews:
@@ -32,6 +34,7 @@ class Reviews:
 
     def __init__(self) -> None:
         self.users = {"good": "system:serviceaccount:team-a:trainer"}
+        self.users |= {f"good-{n}": f"system:serviceaccount:team-{n}:trainer" for n in range(10)}
         self.adapters: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
         self.asked = 0
@@ -136,3 +139,16 @@ async def door(root: Path, **settings: Any) -> AsyncIterator[Door]:
             await server.stop()
             await fleet.close()
             await runner.cleanup()
+
+
+async def main(root: str) -> None:
+    """Serve until this process is killed; print the port."""
+    async with door(Path(root)) as made:
+        print(made.server.port, flush=True)
+        while True:  # as the operator does
+            give_back_freed()
+            await asyncio.sleep(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

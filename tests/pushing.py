@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 from kube_rest import KubeRest
 from lorafleet.push import Fleet
+from lorafleet.push.connection import ADAPTER_KEY
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from processes import free_port
@@ -193,7 +194,8 @@ class Trainer:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        token = (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        return (*token, (ADAPTER_KEY, f"{self.namespace}/{self.name}"))
 
 
 class BrokenOff(Exception):

@@ -61,8 +61,8 @@ MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a name with a line break": (header({"a\nb": entry(0, 1)}), "not printable"),
     "a tensor's name of a megabyte": (header({"a" * (1 << 20): entry(0, 1)}), "too long"),
     "a million tensors": (
-        {"safetensors_header": b"{%s}" % b",".join(b'"%x":{}' % n for n in range(1_000_000))},
-        "at most 262144 tensors",
+        {"safetensors_header": b"{%s}" % b",".join(b'"%x":{}' % n for n in range(1_000_001))},
+        "1000000 tensors, at most 100000",
     ),
     "fewer digests": ({"tensor_digests": [bytes(32)]}, "1 digests for 2 tensors"),
     "a short digest": ({"tensor_digests": [bytes(32), bytes(31)]}, "has 31 bytes"),
@@ -110,7 +110,7 @@ MESSAGES: dict[str, tuple[list[pb.PushRequest | bytes], str]] = {
     "a commit of half": ([piece(0, 0, ONE), COMMIT], "1 of 2 tensors are missing"),
     "a second manifest": ([pb.PushRequest(manifest=pb.PushManifest())], "got manifest"),
     "nothing at all": ([pb.PushRequest()], "got nothing"),
-    "more than a message holds": ([piece(0, 0, bytes(17 << 20))], "larger than max"),
+    "more than a message holds": ([piece(0, 0, bytes(21 << 20))], "larger than max"),
     "what is no message": ([b"\xff" * 100], ""),
 }
 
@@ -157,6 +157,7 @@ async def test_streams_left_open_are_cut_off_and_keep_no_place(
     from lorafleet_operator.push import service
 
     monkeypatch.setattr(service, "_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(service, "_MANIFEST_SECONDS", 0.4)
     trainer = there.trainer()
     async with trainer.channel() as channel:
         stub = pb_grpc.PushServiceStub(channel)
@@ -177,7 +178,7 @@ async def test_streams_left_open_are_cut_off_and_keep_no_place(
 
         dripping = asyncio.create_task(drip())
         assert await silent.code() is grpc.StatusCode.ABORTED
-        assert await silent.details() == "nothing came for 0.3 s"
+        assert await silent.details() == "nothing came for 0.4 s"
         assert await waiting.details() == "nothing came for 0.3 s"
         await asyncio.wait([dripping])
         assert "bytes came in 0.3 s, a push that takes part brings 1048576" in str(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import AccessDenied, PathNotAllowed, SourceUnavailable
+from lorafleet.push.connection import ADAPTER_KEY
 
 from lorafleet_operator import metrics
 from lorafleet_operator.api import names
@@ -68,7 +69,9 @@ class Doorkeeper:
         subresource: str = "",
     ) -> reviews.Account:
         """Return whose call it is. Raises AccessDenied, which is told of as an Event, and
-        SourceUnavailable when the API server does not say."""
+        SourceUnavailable when the API server does not say, PathNotAllowed for what is no name."""
+        checked_object_name(namespace, "namespace")
+        checked_object_name(name, "name")
         async with self._refusals_told(namespace, name):
             who = _CALLER.get(None) or await self.identify(metadata)
             async with self._asking():
@@ -82,11 +85,11 @@ class Doorkeeper:
         async with self._refusals_told(namespace, name), self._asking():
             await reviews.check_access(self._api, who, "create", namespace=namespace, name=name)
 
-    async def refused(self, request: Any, error: AccessDenied) -> None:
-        """Tell of a call that was refused before it said anything; `request`: what it would have."""
-        about = request.manifest if hasattr(request, "manifest") else request
+    async def refused(self, metadata: Mapping[str, str | bytes], error: AccessDenied) -> None:
+        """Tell of a call that was refused before it said anything but its metadata."""
         metrics.PUSHES_REFUSED.inc()
-        await self._tell(about.namespace, about.name, str(error))
+        namespace, _, name = str(metadata.get(ADAPTER_KEY, "")).partition("/")
+        await self._tell(namespace, name, str(error))
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

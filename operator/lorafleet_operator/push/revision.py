@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from lorafleet.errors import InvalidAdapter, TooLarge
 from lorafleet.header import parse_header
 from lorafleet.peft_config import AdapterConfig
+from lorafleet.push.sending import MOST_TENSORS
 
 from lorafleet_operator.sources.bounds import MAX_CONFIG_BYTES, SourceSettings
 
@@ -68,6 +69,9 @@ def described(
         raise InvalidAdapter(
             f"adapter_config.json has {len(config_bytes)} bytes, at most {MAX_CONFIG_BYTES}"
         )
+    tensors = max(len(digests), header_bytes.count(b"{") - 2)  # the header's own, its metadata's
+    if tensors > MOST_TENSORS:
+        raise TooLarge(f"the push has {tensors} tensors, at most {MOST_TENSORS} are taken")
     AdapterConfig.parse(config_bytes, adapter=adapter)
     header = parse_header(header_bytes, file_name="the pushed header")
     if header.data_bytes > settings.max_adapter_bytes:

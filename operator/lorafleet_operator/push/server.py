@@ -37,6 +37,7 @@ _OPTIONS: Final = (
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.http2.bdp_probe", 0),  # or gRPC takes megabytes of messages that nobody reads yet
     ("grpc.so_reuseport", 0),
     # A trainer that is gone without a word is noticed, or its push would hold its place.
     ("grpc.keepalive_time_ms", 30_000),

@@ -28,7 +28,6 @@ from lorafleet_operator.push import named
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
 from lorafleet_operator.push.revision import described
-from lorafleet_operator.sources import bounds
 from lorafleet_operator.sources.pushed import hex_of, threads
 from lorafleet_operator.world import pool_engines
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _STALL_SECONDS: Final = 60.0
+_MANIFEST_SECONDS: Final = 30.0
 _MOST_CHARACTERS: Final = 1024
 _LOOK_SECONDS: Final = 0.25
 _LEAST_BYTES: Final = 1 << 20
@@ -67,52 +67,58 @@ class PushService(pb_grpc.PushServiceServicer):
         self._door = door
         self._turns = turns
         self._complete = complete
-        self._describing = asyncio.Lock()  # a parsed header takes ten times the memory of its text
         self._named: dict[str, str] = {}  # as in _wanted, what the watches have not brought yet
 
-    async def Push(self, requests: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
+    async def Push(self, _requests: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
         """Take one revision."""
         try:
             who = self._door.caller()
             async with self._turns.place(who.side):
-                await self._take(await _first(requests), who, requests, context)
+                async with self._turns.manifest(who.side):
+                    manifest, revision = await self._described(context)
+                await self._take(manifest, revision, who, context)
         except BaseException:
             metrics.PUSHES.labels("failed").inc()
             raise
 
+    async def _described(self, context: Any) -> tuple[pb.PushManifest, PushedRevision]:
+        """Return what comes, without its content, and the content as it is described."""
+        manifest = await _first(context)
+        namespace, name = manifest.namespace, manifest.name
+        metadata = dict(context.invocation_metadata())
+        await self._door.admit(
+            metadata, "create", namespace=namespace, name=name, subresource="push"
+        )
+        revision = await _done(
+            lambda: described(
+                manifest.safetensors_header,
+                manifest.adapter_config,
+                manifest.tensor_digests,
+                adapter=f"{namespace}/{name}",
+                settings=self._fleet.source_settings,
+            )
+        )
+        return _without_content(manifest), revision
+
     async def _take(
-        self, manifest: pb.PushManifest, who: Account, requests: Any, context: Any
+        self,
+        manifest: pb.PushManifest,
+        revision: PushedRevision,
+        who: Account,
+        context: Any,
     ) -> None:
         key = f"{manifest.namespace}/{manifest.name}"
-        await self._door.admit(
-            dict(context.invocation_metadata()),
-            "create",
-            namespace=manifest.namespace,
-            name=manifest.name,
-            subresource="push",
-        )
-        async with self._describing:
-            revision = await _done(
-                lambda: described(
-                    manifest.safetensors_header,
-                    manifest.adapter_config,
-                    manifest.tensor_digests,
-                    adapter=key,
-                    settings=self._fleet.source_settings,
-                )
-            )
-        for field in ("safetensors_header", "adapter_config", "tensor_digests"):
-            manifest.ClearField(field)  # the revision has them
         push = {"revision": revision.revision, "step": manifest.step}
         body = await self._adapter(manifest, who, push)
         async with self._turns.alone(key, f"a push of step {manifest.step} by {who.user}"):
             try:
-                received = await self._bring(key, revision, requests, context)
+                received = await self._bring(key, revision, context)
                 crash_at("push.kept")
                 committed = await self._name(manifest, revision, body, push)
                 crash_at("push.named")
                 self._named[key] = f"{key}/{hex_of(revision.revision)}"
-                await _done(lambda: self._spool.settle(key, self._wanted()))
+                wanted = self._wanted()
+                await _done(lambda: self._spool.settle(key, wanted))
             finally:
                 await _done(lambda: self._spool.release(key))
         committed.received_bytes = received
@@ -140,18 +146,18 @@ class PushService(pb_grpc.PushServiceServicer):
             raise EngineUnreachable(f"another replica of the operator acts for pool {pool}")
         return body
 
-    async def _bring(self, key: str, revision: PushedRevision, requests: Any, context: Any) -> int:
+    async def _bring(self, key: str, revision: PushedRevision, context: Any) -> int:
         """Have the revision in the spool; return how many bytes came for that."""
         if await _done(lambda: self._spool.use_again(key, revision)):
             await _say(context, accepted=pb.PushAccepted())
-            await _commit_comes(requests)
+            await _commit_comes(context)
             return 0
         incoming = Incoming(self._spool, key, revision)
         try:
             wanted = self._wanted()
             await _done(lambda: incoming.open(wanted))
             await _say(context, accepted=pb.PushAccepted(missing=incoming.missing))
-            await self._receive(incoming, requests)
+            await self._receive(incoming, context)
             await _done(incoming.commit)
         except StagingFull:
             await _done(incoming.discard)
@@ -160,10 +166,10 @@ class PushService(pb_grpc.PushServiceServicer):
             await _done(incoming.close)
         return incoming.received_bytes
 
-    async def _receive(self, incoming: Incoming, requests: Any) -> None:
+    async def _receive(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
         while True:
-            request = await _next(requests)
+            request = await _next(context)
             match request.WhichOneof("message"):
                 case "bytes":
                     piece = request.bytes
@@ -259,6 +265,12 @@ class PushService(pb_grpc.PushServiceServicer):
         }
 
 
+def _without_content(manifest: pb.PushManifest) -> pb.PushManifest:
+    """Return a copy without what is large: a message keeps its memory for as long as it lives."""
+    kept = ("namespace", "name", "base_model", "pool", "pool_namespace", "served_name", "step")
+    return pb.PushManifest(**{field: getattr(manifest, field) for field in kept})
+
+
 class Pace:
     """Raises TransferInterrupted for a push that keeps its place without getting on."""
 
@@ -316,13 +328,11 @@ def _of_disk(error: OSError) -> LorafleetError:
     return SourceUnavailable(f"the operator's disk for pushes: {what}")
 
 
-async def _first(requests: Any) -> pb.PushManifest:
-    request = await _next(requests)
+async def _first(context: Any) -> pb.PushManifest:
+    request = await _next(context, _MANIFEST_SECONDS)
     if request.WhichOneof("message") != "manifest":
         raise TransferInterrupted("a push begins with its manifest")
     manifest: pb.PushManifest = request.manifest
-    for what, name in (("namespace", manifest.namespace), ("name", manifest.name)):
-        bounds.checked_object_name(name, what)
     for what in ("base_model", "pool", "pool_namespace", "served_name"):
         if (size := len(getattr(manifest, what))) > _MOST_CHARACTERS:
             raise InvalidAdapter(f"{what} has {size} characters, at most {_MOST_CHARACTERS}")
@@ -331,18 +341,20 @@ async def _first(requests: Any) -> pb.PushManifest:
     return manifest
 
 
-async def _next(requests: Any) -> pb.PushRequest:
+async def _next(context: Any, seconds: float = 0) -> pb.PushRequest:
+    seconds = seconds or _STALL_SECONDS
     try:
-        async with asyncio.timeout(_STALL_SECONDS):
-            request: pb.PushRequest = await anext(requests)
-            return request
-    except StopAsyncIteration:
-        raise TransferInterrupted("the stream ended before its commit") from None
+        async with asyncio.timeout(seconds):
+            # Not from the iterator: of a stream that breaks that one keeps its last message for ever.
+            request = await context.read()
     except TimeoutError:
-        raise TransferInterrupted(f"nothing came for {_STALL_SECONDS:g} s") from None
+        raise TransferInterrupted(f"nothing came for {seconds:g} s") from None
+    if not isinstance(request, pb.PushRequest):
+        raise TransferInterrupted("the stream ended before its commit")
+    return request
 
 
-async def _commit_comes(requests: Any) -> None:
-    request = await _next(requests)
+async def _commit_comes(context: Any) -> None:
+    request = await _next(context)
     if request.WhichOneof("message") != "commit":
         raise TransferInterrupted("nothing is missing: expected commit")

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 from lorafleet.errors import StagingBusy
 from lorafleet.push.failures import Overtaken
 
-from lorafleet_operator.fair import FairPlaces
+from lorafleet_operator.fair import FairPlaces, SideOf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-_PLACES: Final = 12
+_PLACES: Final = 6
 """Pushes at a time: the bound on what is in memory of them."""
-_PLACES_OF_SIDE: Final = 3
+_PLACES_OF_SIDE: Final = 2
 """Of them those of one side: one that is slow or hostile leaves room for others."""
+_MANIFESTS: Final = 2
+"""Manifests at a time: one takes ten times its bytes while it is read."""
 _CALLS_OF_SIDE: Final = 128
 _ENDING_SECONDS: Final = 60.0
 
@@ -28,6 +30,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._places = FairPlaces(_PLACES)
+        self._manifests = FairPlaces(_MANIFESTS)
         self._sides: dict[str, asyncio.Semaphore] = {}
         self._calls: Counter[str] = Counter()
         self._lines: dict[str, _Line] = {}
@@ -52,6 +55,10 @@ class Turns:
         of_side = self._sides.setdefault(side, asyncio.Semaphore(_PLACES_OF_SIDE))
         async with of_side, self._places.of(side):
             yield
+
+    def manifest(self, side: str) -> SideOf:
+        """Return what to hold while a manifest comes and is read."""
+        return self._manifests.of(side)
 
     @asynccontextmanager
     async def alone(self, key: str, what: str) -> AsyncIterator[None]:

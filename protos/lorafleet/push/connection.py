@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Token = Callable[[], str] | Path | str
+ADAPTER_KEY: Final = "lorafleet-adapter"
+"""Metadata that tells an operator which adapter, `<namespace>/<name>`, a call is about before it has read
+the call: so a refused one is told of in that namespace."""
+_ADAPTER: Final = re.compile(r"[a-z0-9.-]{1,253}/[a-z0-9.-]{1,253}")
 PROJECTED_TOKEN: Final = Path("/var/run/secrets/lorafleet/token")
 """Where docs/trainers.md has a trainer's pod mount its token."""
 _TOKEN: Final = re.compile(r"[!-~]{1,16384}")
@@ -99,6 +103,12 @@ class Operator:
         return grpc.secure_channel(
             target, grpc.ssl_channel_credentials(roots), options=(*_OPTIONS, *names)
         )
+
+
+def about(metadata: Any, namespace: str, name: str) -> Any:
+    """Return a call's metadata with what it is about; what is no name is refused later."""
+    key = f"{namespace}/{name}"
+    return (*metadata, (ADAPTER_KEY, key)) if _ADAPTER.fullmatch(key) else metadata
 
 
 class Connection:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import grpc
 
 from lorafleet.errors import LorafleetError, from_reason
-from lorafleet.push.connection import Connection
+from lorafleet.push.connection import Connection, about
 from lorafleet.push.failures import NotServed, Overtaken, from_call
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -79,7 +79,9 @@ class Revision:
             connection.close()
 
     def _first(self, stub: Any, metadata: Any) -> pb.PushStatus:
-        call = stub.WatchPush(self._request, metadata=metadata, timeout=30)
+        call = stub.WatchPush(
+            self._request, metadata=about(metadata, self.namespace, self.name), timeout=30
+        )
         try:
             found: pb.PushStatus = next(call)
             return found
@@ -92,7 +94,8 @@ class Revision:
 
         def begin(stub: Any, metadata: Any) -> pb.PushStatus:
             left = max(deadline - time.monotonic(), 0.01)
-            calls.append(stub.WatchPush(self._request, metadata=metadata, timeout=left))
+            given = about(metadata, self.namespace, self.name)
+            calls.append(stub.WatchPush(self._request, metadata=given, timeout=left))
             found: pb.PushStatus = next(calls[-1])
             return found
 

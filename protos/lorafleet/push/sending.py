@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import TooLarge, TransferInterrupted
+from lorafleet.push.connection import about
 from lorafleet.push.tensors import size_of
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from lorafleet.v1alpha1.push_pb2_grpc import PushServiceStub
 
 
-MOST_MANIFEST_BYTES: Final = 16 << 20
-"""The most that the operator takes in one message: a manifest of about 85,000 tensors."""
+MOST_MANIFEST_BYTES: Final = 20 << 20
+"""The most that the operator takes in one message."""
+MOST_TENSORS: Final = 100_000
+"""More than twice those of the largest adapter known; bounds what a push takes of the operator's memory."""
 
 
 class Sending:
@@ -39,11 +42,7 @@ class Sending:
 
     def __call__(self, stub: PushServiceStub, metadata: Any) -> pb.PushCommitted:
         """Push once. Raises grpc.RpcError, TooLarge, and what reading a tensor raises."""
-        if (size := self._manifest.ByteSize()) > MOST_MANIFEST_BYTES:
-            raise TooLarge(
-                f"config, header and digests of {len(self._content.tensors)} tensors have {size} "
-                f"bytes, at most {MOST_MANIFEST_BYTES} are pushed"
-            )
+        _check_size(self._manifest)
         accepted = threading.Event()
         missing: list[int] = []
         failed: list[BaseException] = []
@@ -59,7 +58,8 @@ class Sending:
                 raise
             yield pb.PushRequest(commit=pb.CommitPush())
 
-        call = stub.Push(requests(), metadata=metadata)
+        manifest = self._manifest
+        call = stub.Push(requests(), metadata=about(metadata, manifest.namespace, manifest.name))
         try:
             for response in call:
                 if response.WhichOneof("message") == "committed":
@@ -90,3 +90,12 @@ class Sending:
                 offset += len(piece)
                 sent += len(piece)
                 self._progress(sent, lacking)
+
+
+def _check_size(manifest: pb.PushManifest) -> None:
+    for found, most, what in (
+        (len(manifest.tensor_digests), MOST_TENSORS, "tensors"),
+        (manifest.ByteSize(), MOST_MANIFEST_BYTES, "bytes of config, header and digests"),
+    ):
+        if found > most:
+            raise TooLarge(f"the push has {found} {what}, at most {most} are taken")

@@ -28,7 +28,8 @@ if _version_not_supported:
 class PushServiceStub:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). Failures carry the trailing metadata
+    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
+    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
     key "lorafleet-reason", as those of SidecarService do.
     """
 
@@ -58,7 +59,8 @@ class PushServiceStub:
 class PushServiceServicer:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). Failures carry the trailing metadata
+    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
+    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
     key "lorafleet-reason", as those of SidecarService do.
     """
 
@@ -117,7 +119,8 @@ def add_PushServiceServicer_to_server(servicer, server):
 class PushService:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). Failures carry the trailing metadata
+    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
+    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
     key "lorafleet-reason", as those of SidecarService do.
     """
 
