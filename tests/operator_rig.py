@@ -82,7 +82,9 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
     )
     # Not the process's default, which other tests may have set to anything.
     async with ApiClient(Configuration()) as api:
-        settings = OperatorSettings(volume_root=root / "sources", allow_private_addresses=True)
+        settings = OperatorSettings(
+            volume_root=root / "sources", push_dir=root / "pushed", allow_private_addresses=True
+        )
         fleet = Fleet(settings, world, api)
         # Rigs share an address, so each pod's port is its own.
         fleet.connect(
