@@ -140,6 +140,7 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         return
     if adapter.spec.source.push is not None:
         resolve_push(facts)
+        await check_pushed(facts, reader, fleet)
         return
     uid, generation = adapter.metadata.uid, adapter.metadata.generation
     now = asyncio.get_running_loop().time()
@@ -182,6 +183,25 @@ def resolve_push(facts: Facts) -> None:
         return
     facts.origin, facts.revision = f"push of step {push.step}", push.revision
     facts.fingerprint = facts.pushed_content
+
+
+async def check_pushed(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
+    """Want the pushed revision only if the adapter has it: a spec may name any, also what others
+    pushed. What engines have of it counts if this adapter was it before."""
+    metadata, spec = facts.adapter.metadata, facts.adapter.spec
+    now, poll = asyncio.get_running_loop().time(), spec.source.poll_interval_seconds
+    if (
+        not facts.fingerprint
+        or digest_of(facts.engines, facts.fingerprint) in own_revisions(facts)
+        or fleet.memory.look(metadata.uid, metadata.generation, now, poll) is not None
+    ):
+        return
+    try:
+        await reader.content()
+    except LorafleetError as error:
+        facts.fingerprint, facts.source_error = "", error
+    else:
+        fleet.memory.keep_look(metadata.uid, Look(metadata.generation, now, facts.fingerprint))
 
 
 def resolve_revision(facts: Facts) -> None:
@@ -255,7 +275,7 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             try:
                 content = await same_content(facts, reader, fleet)
             except LorafleetError as error:
-                if spec.source.push is not None and _served_before(facts):
+                if spec.source.push is not None and digest_of(facts.engines, facts.fingerprint):
                     _judge_staged(facts)  # engines have what this operator has not, or no more
                     return
                 facts.source_error = error
@@ -264,12 +284,6 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
             verdict = await aside(size, judge, facts.key, content, view.profile, spec)
             fleet.memory.keep_verdict(key, verdict)
         facts.verdicts[view.uid] = found[id(view.profile)] = verdict
-
-
-def _served_before(facts: Facts) -> bool:
-    """Return whether engines have the content, as this adapter's: a spec may name any revision,
-    also one that somebody else pushed."""
-    return digest_of(facts.engines, facts.fingerprint) in own_revisions(facts)
 
 
 def _judge_staged(facts: Facts) -> None:
