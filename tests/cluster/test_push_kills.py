@@ -4,6 +4,7 @@ used, and nothing is left over."""
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,11 @@ async def test_a_trainer_that_is_killed_leaves_the_old_revision_and_the_next_pus
     which, count = MOMENTS[moment]
     command = [sys.executable, TESTS / "push_victim.py", scene.address, trainer.token]
     killed = await asyncio.to_thread(
-        subprocess.run, [*command, scene.namespace, which, str(count)], check=False, timeout=60
+        subprocess.run,
+        [*command, scene.namespace, which, str(count)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        timeout=60,
     )
     assert killed.returncode == -signal.SIGKILL
     if which != "commit":

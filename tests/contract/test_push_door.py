@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import os
 import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -19,7 +25,6 @@ from pushing import MODULE, Content
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -168,3 +173,71 @@ async def test_slow_trainers_of_one_namespace_leave_places_to_others(there: Door
         await asyncio.gather(*reads, return_exceptions=True)
     await there.trainer().push(Content.of(5, 6), 2)
     assert not [each for each in there.files() if "slow-" in each and "revisions" in each]
+
+
+async def test_a_full_disk_refuses_a_push_gives_back_what_it_took_and_takes_the_next(
+    tmp_path: Path,
+) -> None:
+    mount = 'mount -t tmpfs -o size=1m none "$0" && exec "$@" "$0"'
+    script = Path(__file__).parents[1] / "push_full_disk.py"
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["unshare", "-rm", "sh", "-c", mount, tmp_path, sys.executable, script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.stderr.startswith("unshare:"):
+        pytest.skip("this kernel lends nobody a namespace of mounts")
+    line = "the operator's disk for pushes is full: No space left on device 4"
+    assert done.stdout.splitlines() == [line, line, "True", "True 8"], done.stderr
+
+
+async def test_a_folder_that_is_lost_meanwhile_is_made_again(there: Door) -> None:
+    first = await there.trainer().push(Content.of(1, 2), 1)
+    shutil.rmtree(there.root)
+    trainer = there.trainer()
+    again = await trainer.push(Content.of(1, 2), 2)
+    assert (again.revision, again.unchanged, trainer.sent) == (first.revision, True, [0, 1])
+    shutil.rmtree(there.root)
+    there.root.write_text("a file in its place")
+    error = await refused(there.trainer().push(Content.of(3, 4), 3))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "the operator's disk for pushes: Not a directory"
+    there.root.unlink()
+    await there.trainer().push(Content.of(3, 4), 3)
+
+
+async def test_an_adapter_that_goes_or_changes_meanwhile_is_not_touched(there: Door) -> None:
+    def deleted() -> None:
+        del there.reviews.adapters["rl"]
+
+    def made_again() -> None:
+        there.reviews.adapters["rl"]["metadata"] |= {"uid": "another", "resourceVersion": "77"}
+
+    def of_a_bucket() -> None:
+        body = there.reviews.adapters["rl"]
+        body["spec"]["source"] = {"s3": {"bucket": "b"}}
+        body["metadata"]["resourceVersion"] = "78"
+
+    for change, line in (
+        (deleted, "gone"),
+        (made_again, "the LoRAAdapter was deleted while its revision came"),
+        (of_a_bucket, "the LoRAAdapter has another source than push by now"),
+    ):
+        there.reviews.adapters.pop("rl", None)
+        await there.trainer().push(Content.of(1, 2), 1)
+        before: list[Any] = []
+
+        def at(moment: str, change: Any = change, before: list[Any] = before) -> None:
+            if moment == "accepted":
+                change()
+                before.append(copy.deepcopy(there.reviews.adapters))
+
+        error = await refused(there.trainer(reached=at).push(Content.of(5, 6), 2))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == line
+        assert [there.reviews.adapters] == before
+    error = await refused(there.trainer().push(Content.of(7, 8), 3))
+    assert error.details() == "LoRAAdapter team-a/rl has source s3, a push needs source.push"

@@ -73,7 +73,7 @@ async def port(tmp_path: Path) -> AsyncIterator[Port]:
             [sys.executable, TESTS / "push_door.py", root],
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GRPC_VERBOSITY": "NONE"},
         )
     assert process.stdout is not None
     number = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
