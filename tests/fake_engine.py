@@ -21,6 +21,7 @@ from typing import Any
 from fake_engine_books import MEMORY, Behaviour, Revision
 from fake_http import Answer, Body, Refused, serve_requests
 from fake_metrics import metrics_page
+from lorafleet import pinned_names
 from lorafleet_vllm.first_requests import Absent, FirstRequests
 
 BASE = "tiny/qwen3-dense"
@@ -164,7 +165,10 @@ class FakeEngine:
             case "GET", "/v1/state":
                 return self._state()
             case "POST", "/v1/load":
-                return {"lora_int_id": await self._load(**body), "seconds": 0.001}
+                lora_int_id = await self._load(**body)
+                self.revisions[lora_int_id].closed = False
+                self.revisions[lora_int_id].aborted = False
+                return {"lora_int_id": lora_int_id, "seconds": 0.001}
             case "POST", "/v1/verify":
                 return self._verify(body["lora_int_id"])
             case "POST", "/v1/publish":
@@ -173,9 +177,12 @@ class FakeEngine:
                     raise Refused(404, {"error": f"no lora_int_id {body['lora_int_id']}"})
                 self.served[body["served_name"]] = number = body["lora_int_id"]
                 self.moves.append((body["served_name"], self.revisions[number].digest))
+                self.revisions[number].closed = False
                 self.first_requests.answer(body["served_name"], None)
                 return {"previous": previous}
             case "POST", "/v1/unpublish":
+                for each in self.revisions.values():
+                    each.closed |= each.served_name == body["served_name"]
                 return {"previous": self.served.pop(body["served_name"], None)}
             case "POST", "/v1/keep":
                 self.revisions[body["lora_int_id"]].residency = body["residency"]
@@ -268,7 +275,7 @@ class FakeEngine:
             return {"aborted": 0}
         if lora_int_id in self.served.values():
             raise Refused(409, {"error": f"lora_int_id {lora_int_id} is published"})
-        revision.aborted = True
+        revision.aborted = revision.closed = True
         return {"aborted": revision.in_flight}
 
     def _state(self) -> dict[str, Any]:
@@ -343,25 +350,13 @@ class FakeEngine:
 
     async def _complete(self, body: dict[str, Any], *, ours: bool) -> dict[str, Any]:
         model = body["model"]
-        loaded = {f"{r.served_name}@{r.digest[7:19]}": r for r in self.revisions.values()}
         if model == self.base:
             return {"choices": [{"text": "base"}]}
-        if self.behaviour.plugin and model not in {*self.served, *self.stock, *loaded}:
-            absent = await self.first_requests.bring(model)
-            if absent is not None:
-                raise Refused(absent.status, {"error": {"message": absent.line}})
-        if model in self.stock:
-            revision = self.stock[model]
-        elif model in loaded:
-            revision = loaded[model]
-        elif model in self.served:
-            revision = self.revisions[self.served[model]]
+        revision = await self._named(model)
+        if revision.lora_int_id in self.revisions:
             if revision.lora_int_id not in self.host:
                 self.counts["rebuilds"] += 1
             self._activate(revision.lora_int_id)
-        else:
-            message = f"The model `{model}` does not exist."
-            raise Refused(404, {"error": {"message": message}})
         if revision.digest in self.behaviour.mute:
             raise Refused(500, {"error": {"message": "EngineCore encountered an issue"}})
         revision.requests += not ours
@@ -379,6 +374,39 @@ class FakeEngine:
         if revision.aborted:
             return {"choices": [{"text": "", "finish_reason": "abort"}]}
         return {"choices": [{"text": revision.digest[7:19]}]}
+
+    async def _named(self, model: str) -> Revision:
+        """Return what answers to `model`, brought by the sidecar if need be, as the plugin does."""
+        found, pinned = self._find(model), pinned_names.parse(model)
+        absent: Absent | None = None
+        asked_for = pinned.served_name if pinned else model
+        if found is None and self.behaviour.plugin and asked_for not in self.served:
+            absent = await self.first_requests.bring(asked_for)
+            found = self._find(model)
+        if found is not None:
+            return found
+        line = f"The model `{model}` does not exist."
+        if pinned is not None:
+            line = pinned_names.absence(model, pinned, self._here(asked_for))
+        absent = absent or Absent(404, line)
+        raise Refused(absent.status, {"error": {"message": absent.line}})
+
+    def _find(self, model: str) -> Revision | None:
+        if model in self.served:
+            return self.revisions[self.served[model]]
+        pinned = pinned_names.parse(model)
+        if pinned is not None and self.behaviour.plugin:
+            return pinned_names.find(pinned, self._here(pinned.served_name))
+        return self.stock.get(model)
+
+    def _here(self, served_name: str) -> list[Revision]:
+        current = self.served.get(served_name)
+        return [
+            each
+            for each in self.revisions.values()
+            if each.served_name == served_name
+            and (each.lora_int_id == current or (each.verified and not each.closed))
+        ]
 
     async def _stock_load(self, name: str, path: str) -> None:
         digest = "sha256:" + Path(path).name

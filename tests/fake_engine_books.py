@@ -58,6 +58,7 @@ class Revision:
     requests: int = 0
     errors: int = 0
     aborted: bool = False
+    closed: bool = False
 
     def state(self) -> dict[str, Any]:
         """Return its entry in `/v1/state`."""
@@ -71,4 +72,5 @@ class Revision:
             "residency": self.residency,
             "idle_seconds": int(time.monotonic() - self.used_at),
             "verified": self.verified,
+            "closed": self.closed,
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,33 @@ def policy(model: Path, **config: Any) -> Any:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     given = {"r": 4, "lora_alpha": 32, "target_modules": "all-linear", **config}
     return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **given))
+
+
+def trained(model: Any, seed: int) -> Any:
+    """Return the model as if training had moved its adapter somewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.named_parameters():
+        if "lora_B" in name:
+            drawn = torch.randn(tensor.shape, generator=generator) * 0.2
+            tensor.data.copy_(drawn.to(tensor.dtype))
+    return model
+
+
+def tokenizer_of(directory: Path) -> Any:
+    """Return the model's tokenizer."""
+    return AutoTokenizer.from_pretrained(directory, pad_token="t0", eos_token="t1")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trainer that stands still: what FleetRollouts reads of one."""
+
+    model: Any
+    processing_class: Any
+    max_completion_length: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    state: Any = field(default_factory=lambda: SimpleNamespace(global_step=0))
 
 
 def weights(model: Any) -> str:
@@ -154,7 +183,7 @@ def grpo(model: Any, directory: Path, output: Path, rollouts: Any, steps: int, *
         reward_funcs=reward,
         args=GRPOConfig(**options),
         train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
-        processing_class=AutoTokenizer.from_pretrained(directory, pad_token="t0", eos_token="t1"),
+        processing_class=tokenizer_of(directory),
         rollout_func=rollouts,
     )
 

@@ -114,13 +114,24 @@ class Rig:
 
     async def answer(self, model: str, **fields: Any) -> str:
         """Ask the engine as a user does; the text tells which revision answered."""
+        response = await self._completion(model, **fields)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["text"])
+
+    async def ask(self, model: str) -> tuple[int, str]:
+        """Return the status and the text or the error's line of one request."""
+        response = await self._completion(model)
+        answer = response.json()
+        if response.is_success:
+            return 200, str(answer["choices"][0]["text"])
+        return response.status_code, str(answer["error"]["message"])
+
+    async def _completion(self, model: str, **fields: Any) -> httpx.Response:
         async with httpx.AsyncClient(
             base_url=self.engine.url, trust_env=False, verify=False
         ) as client:
             body = {"model": model, "prompt": "x", **fields}
-            response = await client.post("/v1/completions", json=body, timeout=60)
-            response.raise_for_status()
-            return str(response.json()["choices"][0]["text"])
+            return await client.post("/v1/completions", json=body, timeout=60)
 
     async def held_request(self, model: str) -> asyncio.Task[str]:
         """Start a request that runs until `engine.release()`, and wait until the engine has it."""

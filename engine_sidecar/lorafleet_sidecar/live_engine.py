@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from lorafleet import pinned_names
 from lorafleet.errors import EngineRejected
 
 from lorafleet_sidecar.crashpoint import crash_at
@@ -126,15 +127,14 @@ class LiveEngine:
         probe = name.probe or (_ANYTHING if name.in_doubt else None)
         if probe is None or target != name.coming or key in self._answered:
             return
-        model = f"{name.served_name}@{target.digest.removeprefix('sha256:')[:12]}"
-        await self._api.ask(model, probe)
+        await self._api.ask(pinned_names.whole(name.served_name, target.digest), probe)
         self._answered = {each for each in self._answered if each[0] == key[0]} | {key}
         crash_at("load.probed")
 
     async def _ensure(self, name: ServedName, target: Target, *, publish: bool) -> None:
         state = await self._control.state()
         revision = state.find(name.served_name, target.digest, target.loader)
-        if revision is None:
+        if revision is None or revision.closed:  # one that was to go is taken back
             self._desired.begin_load(target.digest, state.instance)
             lora_int_id = await self._control.load(name.served_name, target.digest, target.loader)
             crash_at("load.loaded")

@@ -67,6 +67,7 @@ class EngineRevision:
     requests: int = 0  # answered, errors included
     errors: int = 0
     idle_seconds: int = 0  # since a request last looked it up, or since it was loaded
+    closed: bool = False  # no new request reaches it, not by its pinned name either
 
     @classmethod
     def from_json(cls, lora_int_id: str, raw: Mapping[str, Any], volume: Path) -> EngineRevision:
@@ -93,6 +94,7 @@ class EngineRevision:
             requests=int(raw.get("requests", 0)),
             errors=int(raw.get("errors", 0)),
             idle_seconds=int(raw.get("idle_seconds", 0)),
+            closed=bool(raw.get("closed", False)),
         )
 
 

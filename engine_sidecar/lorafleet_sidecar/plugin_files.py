@@ -14,7 +14,14 @@ from pathlib import Path
 import lorafleet
 
 _ENTRY_POINTS = "[vllm.general_plugins]\nlorafleet = lorafleet_vllm:register\n"
-_OF_LORAFLEET = ("__init__.py", "errors.py", "fingerprint.py", "profile.py", "py.typed")
+_OF_LORAFLEET = (
+    "__init__.py",
+    "errors.py",
+    "fingerprint.py",
+    "pinned_names.py",
+    "profile.py",
+    "py.typed",
+)
 
 
 def install_plugin(directory: Path) -> bool:

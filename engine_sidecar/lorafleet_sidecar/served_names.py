@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import InvalidAdapter, NameTaken
+from lorafleet.pinned_names import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,6 +25,8 @@ def check_served_name(name: str, base_models: Collection[str]) -> None:
         why = "has characters that cannot be printed"
     elif ".." in name or name.startswith("/"):
         why = "must not contain '..' or start with '/'"
+    elif parse(name) is not None:
+        why = "must not end in '@' and a digest, which names a revision"
     if why:
         shown = name if len(name) <= 40 else name[:40] + "..."
         raise InvalidAdapter(f"invalid adapter name {shown!r}: {why}")

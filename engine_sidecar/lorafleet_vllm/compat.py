@@ -22,6 +22,8 @@ _MANAGER = "vllm.lora.model_manager"
 _MODELS = "vllm.entrypoints.openai.models.serving"
 _LINEAR = "vllm.model_executor.layers.linear"
 _ENGINE = "vllm.v1.engine.async_llm"
+_SERVING = "vllm.entrypoints.serve.engine.serving"
+_POOLING = "vllm.entrypoints.pooling.base.serving"
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,10 @@ CORE_SIDE = (
 FIRST_REQUEST_SIDE = (
     Wanted(_MODELS, "OpenAIServingModels.resolve_lora", ("lora_name",)),
     Wanted(_MODELS, "create_error_response", ("message", "err_type", "status_code")),
-    Wanted("vllm.entrypoints.serve.engine.serving", "BaseServing._check_model", ("request",)),
-    Wanted(
-        "vllm.entrypoints.pooling.base.serving", "PoolingBaseServing._check_model", ("request",)
-    ),
+    Wanted(_SERVING, "BaseServing._check_model", ("request",)),
+    Wanted(_SERVING, "BaseServing._is_model_supported", ("model_name",)),
+    Wanted(_POOLING, "PoolingBaseServing._check_model", ("request",)),
+    Wanted(_POOLING, "PoolingBaseServing._is_model_supported", ("model_name",)),
 )
 
 API_SIDE = (

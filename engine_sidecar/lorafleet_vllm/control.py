@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from lorafleet import pinned_names
 from lorafleet.profile import EngineProfile
 from vllm.lora.request import LoRARequest
 
@@ -110,7 +111,7 @@ class Control:
             },
             "revisions": {
                 str(lora_int_id): {
-                    "revision": loaded.request.lora_name,
+                    "revision": loaded.name,
                     "served_name": loaded.served_name,
                     "digest": loaded.digest,
                     "loader": loaded.loader,
@@ -121,6 +122,7 @@ class Control:
                     "pinned": loaded.residency == GPU,
                     "residency": loaded.residency,
                     "verified": loaded.verified,
+                    "closed": loaded.closed,
                     "idle_seconds": int(time.monotonic() - self._used_at(lora_int_id)),
                 }
                 for lora_int_id, loaded in self._loaded.items()
@@ -161,8 +163,7 @@ class Control:
         return max(self._loaded[lora_int_id].since, self._names.used_at(lora_int_id))
 
     def _is_published(self, name: str) -> bool:
-        request = self._names.peek(name)
-        return self._names.is_ours(request) and request.lora_name != name
+        return self._names.is_ours(self._names.peek(name))
 
     async def _ask(self, method: str, *args: Any) -> list[Any]:
         answers: list[Any] = await self._engine.collective_rpc(method, args=args)
@@ -207,6 +208,7 @@ class Control:
             lora_int_id = self._find(served_name, digest, loader)
             if lora_int_id is None:
                 lora_int_id = await self._load(served_name, hex_digest, loader)
+            self._loaded[lora_int_id].closed = False
         return {"lora_int_id": lora_int_id, "seconds": time.perf_counter() - start}
 
     @asynccontextmanager
@@ -228,7 +230,7 @@ class Control:
     async def _load(self, served_name: str, hex_digest: str, loader: str) -> int:
         lora_int_id = int(self._models.lora_id_counter.inc(1))
         request = LoRARequest(
-            lora_name=f"{served_name}@{hex_digest[:12]}",
+            lora_name=f"{pinned_names.whole(served_name, hex_digest)}/{loader}",
             lora_int_id=lora_int_id,
             lora_path=self._volume.lora_path(RevisionPath(hex_digest, loader)),
         )
@@ -240,8 +242,9 @@ class Control:
             if isinstance(error, Exception):
                 raise Refused(reason_of(error), 422) from error
             raise
-        self._loaded[lora_int_id] = Loaded(served_name, f"sha256:{hex_digest}", loader, request)
-        self._names[request.lora_name] = request
+        loaded = Loaded(served_name, f"sha256:{hex_digest}", loader, request)
+        self._loaded[lora_int_id] = loaded
+        self._names.add(loaded)
         return lora_int_id
 
     async def _forget(self, lora_int_id: int) -> None:
@@ -264,7 +267,7 @@ class Control:
             file = self._volume.revision_directory(hex_digest) / "revision.json"
             modules, line = await judge(self._read_workers, loaded.request, file)
             if line:
-                raise Refused(f"adapter {loaded.request.lora_name}: {line}")
+                raise Refused(f"adapter {loaded.name}: {line}")
             loaded.verified = True
         return {"verified": True, "modules": modules, "seconds": time.perf_counter() - start}
 
@@ -278,6 +281,7 @@ class Control:
         if previous is not None and not self._names.is_ours(previous):
             raise Refused(f"served name {served_name} is taken by an adapter that is not ours")
         self._names[served_name] = loaded.request
+        loaded.closed = False
         self.first_requests.answer(served_name, None)
         return {"previous": None if previous is None else previous.lora_int_id}
 
@@ -289,9 +293,10 @@ class Control:
         return {}
 
     def unpublish(self, served_name: str) -> dict[str, Any]:
-        """Let new requests for `served_name` fail; those in flight go on."""
+        """Let new requests for `served_name` fail, pinned ones too; those in flight go on."""
         self._check_live()
         previous = self._names.peek(served_name)
+        self._names.close(served_name)
         if previous is None:
             return {"previous": None}
         if not self._is_published(served_name):
@@ -323,20 +328,20 @@ class Control:
         async with self._change():
             if lora_int_id not in self._loaded:
                 return {}
-            request = self._loaded[lora_int_id].request
+            loaded = self._loaded[lora_int_id]
             self._check_unused(lora_int_id)
             # From here on nobody can look it up; the wait is for a request that was handed from
             # the task that looked it up to another one that has not reached the engine yet.
-            self._names.pop(request.lora_name, None)
+            was_closed, loaded.closed = loaded.closed, True
             try:
                 await asyncio.sleep(_GRACE_SECONDS)
                 self._check_unused(lora_int_id)
             except BaseException:
-                self._names[request.lora_name] = request
+                loaded.closed = was_closed
                 raise
             await self._engine.remove_lora(lora_int_id)
             del self._loaded[lora_int_id]
-            self._names.forget(lora_int_id)
+            self._names.forget(loaded)
         return {}
 
     def shutdown(self, instance: str, *, force: bool) -> dict[str, Any]:
@@ -352,11 +357,15 @@ class Control:
         return {"ending": True}
 
     async def abort(self, lora_int_id: int) -> dict[str, Any]:
-        """End what the engine runs on an unserved revision: clients get what there is of an answer."""
+        """End what the engine runs on an unserved revision: clients get what there is of an answer.
+
+        No new request gets it by its pinned name either.
+        """
         self._check_live()
         if lora_int_id not in self._loaded:
             return {"aborted": 0}
         self._check_unpublished(lora_int_id)
+        self._loaded[lora_int_id].closed = True
         running = self._running(lora_int_id)
         if running:
             await self._engine.abort(running, internal=True)

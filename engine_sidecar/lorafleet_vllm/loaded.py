@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from lorafleet import pinned_names
+
 from lorafleet_vllm.keeping import SHARED
 from lorafleet_vllm.refused import Refused
 from lorafleet_vllm.settings import LOADERS
@@ -25,6 +27,12 @@ class Loaded:
     residency: str = SHARED
     since: float = field(default_factory=time.monotonic)
     verified: bool = False
+    closed: bool = False  # no new request reaches it: it is to be unloaded
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return pinned_names.short(self.served_name, self.digest)
 
 
 @dataclass(frozen=True)
@@ -45,4 +53,6 @@ def checked(served_name: str, digest: str, loader: str) -> str:
         raise Refused(f"loader {loader!r} is not one of {', '.join(LOADERS)}", 400)
     if len(served_name) > 253 or not served_name.isprintable():
         raise Refused("served_name must be 1 to 253 printable characters", 400)
+    if pinned_names.parse(served_name) is not None:
+        raise Refused(f"served_name {served_name!r} ends in @ and a digest", 400)
     return match[1]

@@ -39,6 +39,7 @@ class Request:
 
     counts: bool = True
     users: list[tuple[ServedNames, int]] = field(default_factory=list)
+    asked: dict[int, str] = field(default_factory=dict)  # by which name each was looked up
     status: int = 0
     failed: bool = False
 

@@ -89,6 +89,11 @@ CASES = [
     Case(rules.SERVED_NAME_PRINTABLE, adapter(servedName="ünïcode"), adapter(servedName=" a")),
     Case(rules.SERVED_NAME_PATH, adapter(servedName="a/b..c"), adapter(servedName="a/../b")),
     Case(rules.SERVED_NAME_PATH, adapter(servedName="a/"), adapter(servedName="/a")),
+    Case(
+        rules.SERVED_NAME_PINS_NOTHING,
+        adapter(servedName="org/a@v2"),
+        adapter(servedName="org/a@3f2a9c001122"),
+    ),
     Case(rules.ONE_SOURCE, adapter(source=s3()), adapter(source={})),
     Case(
         rules.ONE_SOURCE,
@@ -347,6 +352,11 @@ def test_the_schema_refuses_what_has_the_wrong_shape(
         "private\ue000",
         "line\u2028",
         "trail ",
+        "org/a@3f2a9c001122",
+        "org/a@sha256:3f2a9c001122",
+        "org/a@3f2a9c001122-b",
+        "org/a@" + "3" * 65,
+        "@3f2a9c001122",
     ],
 )
 def test_server_and_operator_agree_on_served_names(

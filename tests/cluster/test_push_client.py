@@ -15,6 +15,7 @@ import pytest
 from gated_fleet import GatedFleet
 from localstack import LocalStack
 from lorafleet.errors import AccessDenied, AdapterRejected
+from lorafleet.pinned_names import PinnedName, parse
 from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
 from processes import free_port
 from psutil import Process
@@ -95,6 +96,11 @@ async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path
         assert first.sent_bytes == 128
         assert first.served_name == f"{scene.fleet.namespace}/rl"
         assert await asyncio.to_thread(first.staleness) == {"engine-0": 0, "engine-1": 0}
+        pinned = await asyncio.to_thread(first.pinned)
+        assert parse(pinned) == PinnedName(first.served_name, pinned[-64:])
+        assert await asyncio.to_thread(first.pinned, "engine-1") == pinned
+        with pytest.raises(NotServed, match="engine-2 serves"):
+            await asyncio.to_thread(first.pinned, "engine-2")
 
         seen: list[tuple[int, int]] = []
         second = await push(
@@ -106,10 +112,14 @@ async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path
         assert second.sent_bytes == 64
         assert seen == [(0, 64), (64, 64)]
         await asyncio.to_thread(second.wait, 2, 30)
+        assert await asyncio.to_thread(second.pinned) != pinned
+        with pytest.raises(NotServed, match="no engine serves"):
+            await asyncio.to_thread(first.pinned)
 
         third = await push(tensors(1, 2), 3, config=CONFIG)
         assert third.sent_bytes == 128
         await asyncio.to_thread(third.wait, "all", 30)
+        assert await asyncio.to_thread(third.pinned) == pinned, "the first one's content"
         again = await push(tensors(1, 2), 4, config=CONFIG)
         assert (again.sent_bytes, again.unchanged, again.revision) == (0, True, third.revision)
         with pytest.raises(Overtaken, match="was overtaken by"):

@@ -54,17 +54,6 @@ async def watcher(rig: Rig) -> Watcher:
     return watching
 
 
-async def ask(rig: Rig, model: str) -> tuple[int, str]:
-    """Return the status and the text or the error's line of one request."""
-    async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False, verify=False) as client:
-        body = {"model": model, "prompt": "x"}
-        response = await client.post("/v1/completions", json=body, timeout=60)
-        answer = response.json()
-        if response.is_success:
-            return 200, str(answer["choices"][0]["text"])
-        return response.status_code, str(answer["error"]["message"])
-
-
 def loaded(inventory: pb.Inventory) -> list[tuple[Any, ...]]:
     return [(a.digest, a.published, a.tier, a.residency) for a in inventory.loaded]
 
@@ -94,7 +83,7 @@ async def test_twenty_first_requests_at_once_make_one_load(rig: Rig) -> None:
 async def test_others_are_answered_while_one_waits(rig: Rig, watcher: Watcher) -> None:
     digest = rig.put(1)
     await rig.load(digest)
-    waiting = asyncio.create_task(ask(rig, "team-b/chat"))
+    waiting = asyncio.create_task(rig.ask("team-b/chat"))
     await watcher.hear("team-b/chat")
     assert await rig.answer(NAME) == digest[7:19]
     other = rig.put(2, "team-b/chat")
@@ -106,31 +95,31 @@ async def test_others_are_answered_while_one_waits(rig: Rig, watcher: Watcher) -
 async def test_a_name_that_the_operator_refuses_is_not_found_and_may_exist_later(
     rig: Rig, watcher: Watcher
 ) -> None:
-    waiting = asyncio.gather(*(ask(rig, "team-x/other") for _ in range(3)))
+    waiting = asyncio.gather(*(rig.ask("team-x/other") for _ in range(3)))
     await watcher.hear("team-x/other")
     await watcher.refuse("team-x/other")
     line = "The model `team-x/other` does not exist."
     assert await waiting == [(404, line)] * 3
     await watcher.hear()
     # The answer is remembered for a while, and no obstacle once the name is there.
-    assert await ask(rig, "team-x/other") == (404, line)
+    assert await rig.ask("team-x/other") == (404, line)
     assert rig.sidecar.agent.requested == ()
     digest = rig.put(1, "team-x/other")
     await rig.load(digest, "team-x/other", residency="onDemand")
-    assert await ask(rig, "team-x/other") == (200, digest[7:19])
+    assert await rig.ask("team-x/other") == (200, digest[7:19])
 
 
 async def test_an_adapter_that_cannot_be_brought_now_is_unavailable_with_the_line(
     rig: Rig, watcher: Watcher
 ) -> None:
-    waiting = asyncio.create_task(ask(rig, NAME))
+    waiting = asyncio.create_task(rig.ask(NAME))
     await watcher.hear(NAME)
     await watcher.refuse(NAME, message="team-a/sql: no engine has room", exists=True)
     assert await waiting == (503, "team-a/sql: no engine has room")
 
 
 async def test_without_an_operator_nobody_waits_for_an_unknown_name(rig: Rig) -> None:
-    status, line = await ask(rig, "team-x/other")
+    status, line = await rig.ask("team-x/other")
     assert status == 404
     assert "team-x/other" in line
     assert "no operator is connected" in line
@@ -139,11 +128,11 @@ async def test_without_an_operator_nobody_waits_for_an_unknown_name(rig: Rig) ->
 async def test_those_that_wait_outlast_a_restart_of_the_operator(rig: Rig) -> None:
     watcher = Watcher(rig)
     await watcher.hear()
-    waiting = asyncio.create_task(ask(rig, NAME))
+    waiting = asyncio.create_task(rig.ask(NAME))
     await watcher.hear(NAME)
     watcher.leave()
     await until(lambda: not rig.sidecar.agent.board.watchers)
-    assert (await ask(rig, "team-x/other"))[0] == 404
+    assert (await rig.ask("team-x/other"))[0] == 404
     await Watcher(rig).hear(NAME)
     digest = rig.put(1)
     await rig.load(digest)
@@ -156,7 +145,7 @@ async def test_those_that_wait_outlast_a_restart_of_the_operator(rig: Rig) -> No
 async def test_a_name_that_no_adapter_can_have_is_refused_before_anything_is_kept(
     rig: Rig, watcher: Watcher, name: str
 ) -> None:
-    status, line = await ask(rig, name)
+    status, line = await rig.ask(name)
     assert (status, line[:11]) == (404, "The model `")
     assert len(line) < 300
     assert rig.engine.first_requests.figures()["outcomes"] == {}
@@ -175,13 +164,13 @@ async def test_a_refused_load_is_told_to_those_who_wait_and_tried_again_later(ri
     digest = rig.put(1)
     await rig.load(digest, residency="onDemand")
     rig.engine.behaviour.refuse[digest] = "CUDA error: out of luck"
-    status, line = await ask(rig, NAME)
+    status, line = await rig.ask(NAME)
     assert status == 503
     assert "CUDA error: out of luck" in line
     assert (await rig.inventory()).loaded[0].tier == pb.TIER_STAGED
     rig.engine.behaviour.refuse.clear()
     async with asyncio.timeout(60):
-        while (await ask(rig, NAME))[0] != 200:
+        while (await rig.ask(NAME))[0] != 200:
             await asyncio.sleep(0.1)
 
 
@@ -199,7 +188,7 @@ async def test_more_unknown_names_than_are_told_at_a_time_all_get_their_answer(
             await asyncio.sleep(0.02)
 
     operator = asyncio.create_task(refuse_all())
-    answers = await asyncio.gather(*(ask(rig, name) for name in names))
+    answers = await asyncio.gather(*(rig.ask(name) for name in names))
     operator.cancel()
     assert {status for status, _ in answers} == {404}
 
@@ -207,7 +196,7 @@ async def test_more_unknown_names_than_are_told_at_a_time_all_get_their_answer(
 async def test_a_sidecar_that_restarts_finds_the_requests_that_wait(
     rig: Rig, watcher: Watcher
 ) -> None:
-    waiting = asyncio.create_task(ask(rig, NAME))
+    waiting = asyncio.create_task(rig.ask(NAME))
     await watcher.hear(NAME)
     await rig.stop_sidecar()
     await rig.start_sidecar()
@@ -265,7 +254,7 @@ async def test_the_deadline_ends_the_wait(volume: Path) -> None:
         await until(lambda: rig.engine.first_requests._listening)
         watcher = Watcher(rig)
         await watcher.hear()
-        status, line = await ask(rig, NAME)
+        status, line = await rig.ask(NAME)
         assert (status, line) == (
             503,
             f"The model `{NAME}` was not loaded within 0.3 s; try again.",
@@ -276,7 +265,7 @@ async def test_the_deadline_ends_the_wait(volume: Path) -> None:
 async def test_the_metrics_count_requests_and_how_long_they_waited(rig: Rig) -> None:
     await rig.load(rig.put(1), residency="onDemand")
     await rig.answer(NAME)
-    await ask(rig, "team-x/other")
+    await rig.ask("team-x/other")
     async with httpx.AsyncClient(trust_env=False) as client:
         await rig.inventory()
         url = f"http://127.0.0.1:{rig.sidecar.metrics_port}/metrics"
@@ -287,3 +276,31 @@ async def test_the_metrics_count_requests_and_how_long_they_waited(rig: Rig) -> 
     assert "lorafleet_engine_first_request_seconds_count 1.0" in lines
     loads = 'lorafleet_sidecar_engine_requests_total{operation="awaken",outcome="ok"}'
     assert f"{loads} 1.0" in lines
+
+
+async def test_a_pinned_name_brings_its_adapter_and_is_its_revision_or_none(rig: Rig) -> None:
+    digest, other = rig.put(1), rig.put(2)
+    await rig.load(digest, residency="onDemand", keep=[other])
+    right, wrong = await asyncio.gather(
+        rig.ask(f"{NAME}@{digest[7:19]}"), rig.ask(f"{NAME}@{other[7:19]}")
+    )
+    assert right == (200, digest[7:19])
+    assert wrong == (
+        404,
+        f"The model `{NAME}@{other[7:19]}` does not exist: of {NAME} this engine has {digest[7:19]}.",
+    )
+    assert rig.engine.loads == [(NAME, digest)]
+
+
+async def test_the_operator_is_asked_for_the_adapter_of_a_pinned_name(
+    rig: Rig, watcher: Watcher
+) -> None:
+    digest = rig.put(1)
+    waiting = asyncio.create_task(rig.ask(f"{NAME}@{digest}"))
+    await watcher.hear(NAME)
+    await rig.load(digest)
+    assert await waiting == (200, digest[7:19])
+    nobodys = asyncio.create_task(rig.ask(f"team-x/other@{digest}"))
+    await watcher.hear("team-x/other")
+    await watcher.refuse("team-x/other")
+    assert await nobodys == (404, "The model `team-x/other` does not exist.")

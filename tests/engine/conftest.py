@@ -95,11 +95,20 @@ def engine(in_process: Callable[[str], Probe]) -> Iterator[Probe]:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def server_extra() -> tuple[dict[str, str], tuple[str, ...]]:
+    """More environment and flags of the server; a module may have its own."""
+    return {}, ()
+
+
+@pytest.fixture(scope="module")
+def server(
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    server_extra: tuple[dict[str, str], tuple[str, ...]],
+) -> Iterator[EngineServer]:
     """An OpenAI server of the dense model with the plugin and a volume of its own."""
     volume = tmp_path_factory.mktemp("served-volume")
-    engine = EngineServer(
-        models / "dense", volume, LIMITS, {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume)}
-    )
-    with engine:
+    more, flags = server_extra
+    environment = {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume), **more}
+    with EngineServer(models / "dense", volume, LIMITS, environment, extra=flags) as engine:
         yield engine

@@ -78,8 +78,10 @@ def _patch_first_requests() -> None:
     from lorafleet_vllm import asking
 
     wrap(OpenAIServingModels, "resolve_lora", asking.resolve_lora)
+    wrap(BaseServing, "_check_model", asking.check_model)
+    wrap(PoolingBaseServing, "_check_model", asking.check_pooled_model)
     for serving in (BaseServing, PoolingBaseServing):
-        wrap(serving, "_check_model", asking.check_model)
+        wrap(serving, "_is_model_supported", asking.is_model_supported)
 
 
 def _guard(original: Any) -> Any:
@@ -127,8 +129,8 @@ def _model_name(original: Any) -> Any:
         name = str(original(self, lora_request))
         table = self.lora_requests
         return (
-            table.shown_name(lora_request)
-            if hasattr(table, "shown_name") and lora_request
+            table.model_name(lora_request)
+            if hasattr(table, "model_name") and lora_request
             else name
         )
 

@@ -95,10 +95,14 @@ class LoRAAdapterSpec(ApiModel):
         default=None,
         max_length=1024,
         json_schema_extra=validations(
-            rules.SERVED_NAME_LENGTH, rules.SERVED_NAME_PRINTABLE, rules.SERVED_NAME_PATH
+            rules.SERVED_NAME_LENGTH,
+            rules.SERVED_NAME_PRINTABLE,
+            rules.SERVED_NAME_PATH,
+            rules.SERVED_NAME_PINS_NOTHING,
         ),
     )
-    """What clients send as `model`, 1 to 253 characters; <namespace>/<name> if left out."""
+    """What clients send as `model`, 1 to 253 characters; <namespace>/<name> if left out.
+    With @ and 12 or more hex digits of a revision's digest after it, it means that revision alone."""
     source: AdapterSource
     """Where the adapter's files are."""
     placement: Placement = Field(default_factory=Placement, json_schema_extra={"default": {}})

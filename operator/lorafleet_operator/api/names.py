@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+from lorafleet import pinned_names
+
 GROUP: Final = "lorafleet.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
@@ -83,6 +85,8 @@ def served_name_problem(name: str) -> str | None:
         return f"invalid adapter name: {name!r} begins with /"
     if ".." in name.split("/"):
         return f"invalid adapter name: {name!r} has a .. segment"
+    if pinned_names.parse(name) is not None:
+        return f"invalid adapter name: {name!r} ends in @ and a digest, which names a revision"
     return None
 
 

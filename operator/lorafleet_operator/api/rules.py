@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lorafleet import pinned_names
+
 # RE2 classes of characters that nobody can see; names.py holds the same rule for Python.
 _PRINTABLE: Final = r"^[^\\p{C}\\p{Zl}\\p{Zp}]*$"
 
@@ -59,6 +61,10 @@ SERVED_NAME_PRINTABLE: Final = Rule(
 SERVED_NAME_PATH: Final = Rule(
     "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
     "invalid adapter name: servedName must not begin with / nor hold a .. segment",
+)
+SERVED_NAME_PINS_NOTHING: Final = Rule(
+    f"!self.matches('{pinned_names.PATTERN}')",
+    "invalid adapter name: servedName must not end in @ and a digest: that names one revision",
 )
 
 ONE_SOURCE: Final = Rule(

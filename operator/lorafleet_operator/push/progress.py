@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lorafleet.v1alpha1 import push_pb2 as pb
 
 from lorafleet_operator.api.conditions import ConditionType
+from lorafleet_operator.api.v1alpha1 import EngineHealth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +44,6 @@ def status_of(body: Mapping[str, Any], engines: Iterable[EngineView]) -> pb.Push
                 pod=view.pod.name,
                 revision=revision,
                 step=found.step if revision == found.revision else served.get("step"),
-                digest=entry.digest,
+                digest=entry.digest if view.health is EngineHealth.READY else "",
             )
     return found

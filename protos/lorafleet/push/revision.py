@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import grpc
 
 from lorafleet.errors import LorafleetError, from_reason
+from lorafleet.pinned_names import whole
 from lorafleet.push.connection import Connection, about
 from lorafleet.push.failures import NotServed, Overtaken, from_call
 from lorafleet.v1alpha1 import push_pb2 as pb
@@ -77,6 +78,30 @@ class Revision:
             return connection.call(lambda stub, metadata: self._first(stub, metadata))
         finally:
             connection.close()
+
+    def pinned(self, engine: str = "") -> str:
+        """Return the model name that means this revision alone, whatever a newer push does to it.
+
+        Engines answer to it as long as they have the revision loaded, and then with 404. `engine`: a
+        pod, for where engines of two dtypes know the revision by two digests. Raises NotServed.
+        """
+        status = self.status()
+        serving = [
+            each
+            for each in status.engines
+            if each.revision == self.revision and engine in ("", each.pod)
+        ]
+        if not serving:
+            raise NotServed(f"{engine or 'no engine'} serves {self.revision} of {self.served_name}")
+        without = [each.pod for each in serving if not each.digest]
+        if without:
+            raise NotServed(f"{without[0]} has no plugin: it answers to {self.served_name} alone")
+        found = sorted({each.digest for each in serving})
+        if len(found) > 1:
+            raise NotServed(
+                f"engines of several dtypes serve {self.revision} as {' and '.join(found)}: name one"
+            )
+        return whole(self.served_name, found[0])
 
     def _first(self, stub: Any, metadata: Any) -> pb.PushStatus:
         call = stub.WatchPush(

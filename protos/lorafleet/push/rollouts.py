@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import EngineRejected, EngineUnreachable
 from lorafleet.push import gathering
+from lorafleet.push.failures import NotServed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +27,10 @@ class FleetRollouts:
     on `engines` within `timeout` seconds; then `url`, of an engine or of a router, generates. `push`:
     what Fleet.push takes beside the model, `name` at least. `sampling`: more of what vLLM's
     `/v1/completions` takes; the trainer's temperature, top_p and lengths come by themselves.
+
+    The request names the revision (Revision.pinned): an engine that has another one by then says so,
+    and NotServed is raised. `pinned=False` asks for whatever the adapter's name means, on engines
+    without the plugin.
     """
 
     def __init__(
@@ -34,6 +41,7 @@ class FleetRollouts:
         engines: Engines = "all",
         timeout: float = 300.0,
         sampling: Mapping[str, Any] | None = None,
+        pinned: bool = True,
         **push: Any,
     ) -> None:
         self._fleet = fleet
@@ -41,6 +49,7 @@ class FleetRollouts:
         self._engines: Engines = engines
         self._timeout = timeout
         self._sampling = dict(sampling or {})
+        self._pinned = pinned
         self._push = push
         self._step: int | None = None
         self._model = ""
@@ -60,13 +69,18 @@ class FleetRollouts:
 
     def sync(self, trainer: Any) -> None:
         """Have the engines serve the adapter as it is now."""
-        if trainer.state.global_step == self._step:
+        step = trainer.state.global_step
+        if step == self._step:
             return
-        self._step = trainer.state.global_step
-        self.revision = self._fleet.push(trainer.model, step=self._step, **self._push)
-        if self.revision is not None:
-            self.revision.wait(self._engines, self._timeout)
-        self._model = gathering.from_main(self.revision and self.revision.served_name)
+        self._step = None
+        self.revision = self._fleet.push(trainer.model, step=step, **self._push)
+        self._model = gathering.from_main(self.revision and self._name(self.revision))
+        self._step = step
+
+    def _name(self, revision: Revision) -> str:
+        """Return what to ask for once the engines serve the revision."""
+        revision.wait(self._engines, self._timeout)
+        return revision.pinned() if self._pinned else revision.served_name
 
     def _generate(self, ids: list[list[int]], trainer: Any) -> list[dict[str, Any]]:
         body = {
@@ -88,11 +102,21 @@ class FleetRollouts:
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:  # noqa: S310
                 found = json.load(answer)
         except urllib.error.HTTPError as error:
-            line = " ".join(error.read().decode(errors="replace").split())[:500]
+            line = _line(error)
+            if error.code == HTTPStatus.NOT_FOUND and self._pinned:
+                raise NotServed(f"{self._url} does not serve step {self._step}: {line}") from None
             raise EngineRejected(f"{self._url} answered {error.code}: {line}") from None
         except OSError as error:
             raise EngineUnreachable(f"{self._url}: {error}") from None
         return sorted(found["choices"], key=lambda choice: int(choice["index"]))
+
+
+def _line(error: urllib.error.HTTPError) -> str:
+    """Return the line of vLLM's answer, or what there is."""
+    text = error.read().decode(errors="replace")
+    with suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    return " ".join(str(text).split())[:500]
 
 
 def _ids(tokenizer: Any, prompt: Any) -> list[int]:

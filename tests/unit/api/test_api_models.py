@@ -140,7 +140,19 @@ def test_names_that_can_be_served(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "..", "../../etc", "a/../b", "/abs", "x" * 254, "new\nline", "nul\0", " edge", "a\u202eb"],
+    [
+        "",
+        "..",
+        "../../etc",
+        "a/../b",
+        "/abs",
+        "x" * 254,
+        "new\nline",
+        "nul\0",
+        " edge",
+        "a\u202eb",
+        "org/a@3f2a9c001122",
+    ],
 )
 def test_names_that_cannot_be_served(name: str) -> None:
     assert str(names.served_name_problem(name)).startswith("invalid adapter name: ")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lorafleet_vllm.asking import check_model, resolve_lora
-from lorafleet_vllm.first_requests import FirstRequests
+from fastapi import HTTPException
+from lorafleet_vllm.asking import check_model, check_pooled_model, is_model_supported, resolve_lora
+from lorafleet_vllm.first_requests import Absent, FirstRequests
+from lorafleet_vllm.loaded import Loaded
+from lorafleet_vllm.served_names import ServedNames
+from lorafleet_vllm.settings import RevisionPath, Volume
 
 
 def error(status: int) -> Any:
@@ -21,6 +26,7 @@ class Models:
     lorafleet_first_requests: Any = "there"
 
     def __init__(self, found: Any = None, comes: bool = False) -> None:
+        self.lora_resolvers: list[Any] = []
         self.lora_requests: dict[str, Any] = {"here": "request of here"}
         self.found, self.comes, self.asked = found, comes, 0
 
@@ -99,3 +105,72 @@ async def test_at_most_so_many_names_are_waited_for(monkeypatch: pytest.MonkeyPa
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert (await first.wanted(0))["names"] == []
+
+
+async def test_a_pinned_name_waits_for_its_adapter_and_means_its_revision_alone() -> None:
+    models = Models()
+    volume = Volume(Path("/volume"))
+    names = models.lora_requests = ServedNames(volume, {})
+    models.lorafleet_first_requests = first = FirstRequests(10)
+    models.lora_resolvers = ["another resolver"]
+    listening = await first.wanted(0)
+    asking = resolve_lora(original_resolve, refused)
+    right, wrong = (asyncio.create_task(asking(models, f"t/a@{d * 6}")) for d in ("ab", "cd"))
+    assert (await first.wanted(listening["sequence"]))["names"] == ["t/a"], "one wait for both"
+    request = SimpleNamespace(
+        lora_name="t/a",
+        lora_int_id=1,
+        lora_path=volume.lora_path(RevisionPath("ab" * 32, "direct")),
+    )
+    names.add(Loaded("t/a", "sha256:" + "ab" * 32, "direct", request))
+    names["t/a"] = request
+    first.answer("t/a", None)
+    assert await right is request
+    answer = await wrong
+    assert answer == Absent(
+        404,
+        "The model `t/a@cdcdcdcdcdcd` does not exist: of t/a this engine has abababababab.",
+    )
+
+
+async def test_a_pinned_name_of_an_adapter_that_is_served_does_not_wait() -> None:
+    models = Models()
+    names = models.lora_requests = ServedNames(Volume(Path("/volume")), {})
+    names["t/a"] = SimpleNamespace(lora_name="t/a", lora_int_id=1, lora_path="/volume")
+    models.lorafleet_first_requests = first = FirstRequests(10)
+    await first.wanted(0)
+    answer = await resolve_lora(original_resolve, refused)(models, "t/a@cdcdcdcdcdcd")
+    line = "The model `t/a@cdcdcdcdcdcd` does not exist: this engine has no revision of t/a."
+    assert answer == Absent(404, line)
+    assert first.figures()["outcomes"] == {}
+
+
+def refused(_name: str, absent: Absent | None) -> Absent | None:
+    return absent
+
+
+async def original_resolve(_self: Any, _name: str) -> str:
+    return "another resolver's answer"
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_the_base_model_answers_to_no_pinned_name_even_without_validation(lenient: bool) -> None:
+    models = Models()
+    serving = Serving(models, lenient)
+    supported = is_model_supported(Serving._is_model_supported)
+    names = ("base", "", "nobody", "t/a@cdcdcdcdcdcd", "t/a@latest")
+    found = [supported(serving, name) for name in names]
+    assert found == [True, True, lenient, False, lenient]
+    assert supported(serving, None), "a request without a model"
+
+
+async def test_where_vllm_ignores_what_its_check_finds_the_answer_is_raised() -> None:
+    request = SimpleNamespace(model="no")
+    for status in (404, 503):
+        found = error(status)
+        found.error.message = "one line"
+        with pytest.raises(HTTPException, match="one line") as raised:
+            await check_pooled_model(original)(Serving(Models(found)), request)
+        assert raised.value.status_code == status
+    here = SimpleNamespace(model="here")
+    assert await check_pooled_model(original)(Serving(Models()), here) == "vLLM's answer"

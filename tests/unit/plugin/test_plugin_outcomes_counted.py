@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lorafleet_vllm.loaded import Loaded
 from lorafleet_vllm.outcomes import Outcome, counting
 from lorafleet_vllm.served_names import ServedNames
 from lorafleet_vllm.settings import RevisionPath, Volume
@@ -27,7 +28,7 @@ class Lora:
 
 def table() -> ServedNames:
     names = ServedNames(VOLUME, {})
-    names["t/a"] = names["t/a@abab"] = Lora()
+    names["t/a"] = Lora()
     return names
 
 
@@ -100,7 +101,7 @@ async def test_requests_of_the_sidecar_and_of_others_count_for_nothing() -> None
 async def test_an_unloaded_revision_takes_its_figures_along() -> None:
     names = table()
     await call(names, answering(200))
-    names.forget(1)
+    names.forget(Loaded("t/a", "sha256:" + "ab" * 32, "direct", names["t/a"]))
     assert names.outcome(1) == Outcome(0, 0)
 
 
