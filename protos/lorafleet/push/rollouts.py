@@ -24,7 +24,7 @@ class FleetRollouts:
     """The `rollout_func` of a GRPOTrainer (which keeps `use_vllm=False`: the engines are the fleet's).
 
     When the trainer's step is another than that of the last push, the adapter is pushed and waited for
-    on `engines` within `timeout` seconds; then `url`, of an engine or of a router, generates. `push`:
+    on `engines` within `timeout` seconds; then `url`, of an engine or of a router to such, generates. `push`:
     what Fleet.push takes beside the model, `name` at least. `sampling`: more of what vLLM's
     `/v1/completions` takes; the trainer's temperature, top_p and lengths come by themselves.
 
