@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -55,14 +56,13 @@ async def test_a_hidden_name_hides_its_revisions_and_they_come_back_with_it(rig:
     await rig.load(one)
     running = await rig.held_request(SQL)
     with pytest.raises(grpc.aio.AioRpcError, match="1 requests still run"):
-        await rig.unload()
-    assert await rig.ask(f"{SQL}@{one[7:19]}") == (
-        404,
-        f"The model `{SQL}@{one[7:19]}` does not exist: this engine has no revision of {SQL}.",
-    )
+        await rig.unload(drain_timeout_seconds=1)
+    waiting = asyncio.create_task(rig.ask(f"{SQL}@{one[7:19]}"))
+    await until(lambda: list(rig.engine.first_requests._awaited) == [SQL])
     # The probe asks by the pinned name before the served one is there.
     await rig.load(one, probe=pb.Probe(prompt="x", expect=one[7:19], max_tokens=1))
     assert await rig.answer(f"{SQL}@{one[7:19]}") == one[7:19]
+    assert await waiting == (200, one[7:19])
     assert rig.engine.loads == [(SQL, one)]
     rig.engine.release()
     assert await running == one[7:19]
