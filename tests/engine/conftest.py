@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,20 +96,25 @@ def engine(in_process: Callable[[str], Probe]) -> Iterator[Probe]:
 
 
 @pytest.fixture(scope="module")
-def server_extra() -> tuple[dict[str, str], tuple[str, ...]]:
-    """More environment and flags of the server; a module may have its own."""
-    return {}, ()
+def start_server(
+    models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., EngineServer]]:
+    """Start an OpenAI server of the dense model with the plugin and a volume of its own.
+
+    Takes more flags and environment of it; it ends with the test module.
+    """
+    with ExitStack() as running:
+
+        def start(*flags: str, **more: str) -> EngineServer:
+            volume = tmp_path_factory.mktemp("served-volume")
+            environment = {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume), **more}
+            server = EngineServer(models / "dense", volume, LIMITS, environment, extra=flags)
+            return running.enter_context(server)
+
+        yield start
 
 
 @pytest.fixture(scope="module")
-def server(
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    server_extra: tuple[dict[str, str], tuple[str, ...]],
-) -> Iterator[EngineServer]:
-    """An OpenAI server of the dense model with the plugin and a volume of its own."""
-    volume = tmp_path_factory.mktemp("served-volume")
-    more, flags = server_extra
-    environment = {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume), **more}
-    with EngineServer(models / "dense", volume, LIMITS, environment, extra=flags) as engine:
-        yield engine
+def server(start_server: Callable[..., EngineServer]) -> EngineServer:
+    """An OpenAI server of the dense model."""
+    return start_server()
