@@ -31,9 +31,9 @@ def shown_name(volume: Volume, request: Any) -> str:
 class ServedNames(dict[str, Any]):
     """Served name -> LoRARequest, in place of OpenAIServingModels.lora_requests.
 
-    An adapter of ours is in it under its served name; stock adapters are as vLLM put them. It answers
-    to pinned names as well (lorafleet/pinned_names.py), which are listed nowhere: to those of revisions that are
-    served, or loaded and proved, until the sidecar closes them.
+    An adapter of ours is in it under its served name; stock adapters are as vLLM put them. Pinned names
+    (lorafleet/pinned_names.py) are listed nowhere, and answered to if their revision is served, or is
+    loaded and proved and not closed by the sidecar.
     """
 
     def __init__(self, volume: Volume, others: dict[str, Any]) -> None:

@@ -136,6 +136,7 @@ async def test_a_push_outlasts_an_operator_that_is_away(scene: Scene) -> None:
         first = await fleet.push(tensors(1, 2), step=1, **options)
         assert first is not None
         await first.wait(timeout=30)
+        assert (await first.pinned()).startswith(f"{first.revision.served_name}@")
         scene.operator.process.popen.kill()
         scene.operator.process.popen.wait()
         pushing = asyncio.create_task(fleet.push(tensors(1, 3), step=2, **options))

@@ -29,6 +29,10 @@ class AsyncRevision:
         """As Revision.staleness."""
         return await asyncio.to_thread(self.revision.staleness)
 
+    async def pinned(self, engine: str = "") -> str:
+        """As Revision.pinned."""
+        return await asyncio.to_thread(self.revision.pinned, engine)
+
 
 class AsyncFleet:
     """As Fleet, with the same arguments."""
