@@ -21,7 +21,7 @@ from typing import Any
 from fake_engine_books import MEMORY, Behaviour, Revision
 from fake_http import Answer, Body, Refused, serve_requests
 from fake_metrics import metrics_page
-from lorafleet import pinned_names
+from fake_names import Names
 from lorafleet_vllm.first_requests import Absent, FirstRequests
 
 BASE = "tiny/qwen3-dense"
@@ -67,6 +67,7 @@ class FakeEngine:
         self.revisions: dict[int, Revision] = {}
         self.served: dict[str, int] = {}
         self.stock: dict[str, Revision] = {}
+        self._names = Names(self.revisions, self.served, self.stock)
         self.host: OrderedDict[int, None] = OrderedDict()
         self.gpu: OrderedDict[int, None] = OrderedDict()
         self.counts = {"loads": 0, "evictions": 0, "rebuilds": 0, "offloads": 0}
@@ -181,9 +182,7 @@ class FakeEngine:
                 self.first_requests.answer(body["served_name"], None)
                 return {"previous": previous}
             case "POST", "/v1/unpublish":
-                for each in self.revisions.values():
-                    each.closed |= each.served_name == body["served_name"]
-                return {"previous": self.served.pop(body["served_name"], None)}
+                return {"previous": self._names.hide(body["served_name"])}
             case "POST", "/v1/keep":
                 self.revisions[body["lora_int_id"]].residency = body["residency"]
                 return {}
@@ -313,7 +312,7 @@ class FakeEngine:
             case "GET", "/metrics":
                 return self._metrics()
             case "GET", "/v1/models":
-                return {"data": self._cards()}
+                return {"data": self._names.cards(self.base, self.behaviour.unlisted)}
             case "POST", "/v1/completions":
                 return await self._complete(body, ours="x-lorafleet-probe" in headers)
             case "POST", "/v1/load_lora_adapter":
@@ -339,14 +338,6 @@ class FakeEngine:
         busy = [each.served_name for each in self.stock.values() if each.in_flight]
         behaviour = self.behaviour
         return metrics_page(self.started, busy, behaviour.max_loras, lora=behaviour.lora_enabled)
-
-    def _cards(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = [{"id": self.base, "root": self.base, "parent": None}]
-        revisions = {name: self.revisions[i] for name, i in self.served.items()} | self.stock
-        for name, revision in revisions.items():
-            if name not in self.behaviour.unlisted:
-                cards.append({"id": name, "root": revision.path, "parent": self.base})
-        return cards
 
     async def _complete(self, body: dict[str, Any], *, ours: bool) -> dict[str, Any]:
         model = body["model"]
@@ -377,36 +368,14 @@ class FakeEngine:
 
     async def _named(self, model: str) -> Revision:
         """Return what answers to `model`, brought by the sidecar if need be, as the plugin does."""
-        found, pinned = self._find(model), pinned_names.parse(model)
-        absent: Absent | None = None
-        asked_for = pinned.served_name if pinned else model
-        if found is None and self.behaviour.plugin and asked_for not in self.served:
-            absent = await self.first_requests.bring(asked_for)
-            found = self._find(model)
+        found, absent = self._names.find(model), None
+        if found is None and self.behaviour.plugin and self._names.waits(model):
+            absent = await self.first_requests.bring(self._names.plain(model))
+            found = self._names.find(model)
         if found is not None:
             return found
-        line = f"The model `{model}` does not exist."
-        if pinned is not None:
-            line = pinned_names.absence(model, pinned, self._here(asked_for))
-        absent = absent or Absent(404, line)
+        absent = absent or self._names.absent(model)
         raise Refused(absent.status, {"error": {"message": absent.line}})
-
-    def _find(self, model: str) -> Revision | None:
-        if model in self.served:
-            return self.revisions[self.served[model]]
-        pinned = pinned_names.parse(model)
-        if pinned is not None and self.behaviour.plugin:
-            return pinned_names.find(pinned, self._here(pinned.served_name))
-        return self.stock.get(model)
-
-    def _here(self, served_name: str) -> list[Revision]:
-        current = self.served.get(served_name)
-        return [
-            each
-            for each in self.revisions.values()
-            if each.served_name == served_name
-            and (each.lora_int_id == current or (each.verified and not each.closed))
-        ]
 
     async def _stock_load(self, name: str, path: str) -> None:
         digest = "sha256:" + Path(path).name
