@@ -6,7 +6,7 @@ import shutil
 
 import grpc.aio
 import pytest
-from push_rig import Scene, scene
+from push_rig import ADAPTERS, Scene, scene
 from pushing import PUSH_RULES, BrokenOff, Content, Trainer, account, token
 
 __all__ = ["scene"]
@@ -90,3 +90,23 @@ async def test_who_may_not_push_is_refused_before_anything_is_kept(scene: Scene)
     assert any("not valid for audience lorafleet" in line for line in lines)
     assert any(f"system:serviceaccount:{other}:trainer may not create" in line for line in lines)
     assert not any(stolen in line for line in lines)
+    log = scene.operator.process.log.read_text()
+    assert not [what for what, given in refused.items() if given and given in log]
+
+
+async def test_an_adapter_that_the_api_server_refuses_costs_no_byte_and_one_that_went_comes_again(
+    scene: Scene,
+) -> None:
+    trainer = scene.trainer()
+    place = f"{ADAPTERS}/{scene.namespace}/loraadapters"
+    first = await trainer.push(Content.of(1, 2), 1)
+    other = Trainer(scene.address, trainer.token, scene.namespace, "second", pool="x" * 300)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await other.push(Content.of(3, 4), 1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert other.sent == [], "the API server was asked before a byte came"
+    scene.kube.delete(f"{place}/rl")
+    await scene.fleet.until(lambda: not scene.kube.get(place)["items"], 60)
+    again = await trainer.push(Content.of(1, 2), 2)
+    assert again.revision == first.revision
+    await scene.served(again.revision)

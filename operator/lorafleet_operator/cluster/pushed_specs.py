@@ -112,6 +112,7 @@ def _refused(error: client.ApiException) -> InvalidAdapter | SourceUnavailable:
     except ValueError:
         said = error.reason
     line = " ".join(str(said).split())[:500]
-    if error.status in (400, 404, 409, 422):
+    of_operator = ': User "' in line  # what it lacks is for an administrator to mend
+    if error.status in (400, 404, 409, 422) or (error.status == 403 and not of_operator):
         return InvalidAdapter(line)
     return SourceUnavailable(f"the API server said {error.status}: {line}")
