@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _STALL_SECONDS: Final = 60.0
 _MANIFEST_SECONDS: Final = 30.0
+_START_SECONDS: Final = 30.0
 _MOST_CHARACTERS: Final = 1024
 _LOOK_SECONDS: Final = 0.25
 _LEAST_BYTES: Final = 1 << 20
@@ -139,12 +140,21 @@ class PushService(pb_grpc.PushServiceServicer):
             await pushed_specs.create(self._fleet.api, namespace, name, spec, only_ask=True)
         else:
             named.check_agrees(manifest, body)
-        if not self._complete():
-            raise EngineUnreachable("the operator has not read the whole cluster yet")
+        await self._cluster_read()
         pool = named.pool_of(spec, namespace)
         if not self._fleet.owns(pool):
             raise EngineUnreachable(f"another replica of the operator acts for pool {pool}")
         return body
+
+    async def _cluster_read(self) -> None:
+        """Wait for an operator that has just started: until it has read the cluster it knows neither
+        what specs name nor who acts for a pool."""
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                while not self._complete():
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            raise EngineUnreachable("the operator has not read the whole cluster yet") from None
 
     async def _bring(self, key: str, revision: PushedRevision, context: Any) -> int:
         """Have the revision in the spool; return how many bytes came for that."""
