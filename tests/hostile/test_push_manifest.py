@@ -154,10 +154,10 @@ async def _send(call: Any, messages: list[Any]) -> None:
 async def test_streams_left_open_are_cut_off_and_keep_no_place(
     there: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lorafleet_operator.push import service
+    from lorafleet_operator.push import stream
 
-    monkeypatch.setattr(service, "_STALL_SECONDS", 0.3)
-    monkeypatch.setattr(service, "_MANIFEST_SECONDS", 0.4)
+    monkeypatch.setattr(stream, "_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(stream, "_MANIFEST_SECONDS", 0.4)
     trainer = there.trainer()
     async with trainer.channel() as channel:
         stub = pb_grpc.PushServiceStub(channel)

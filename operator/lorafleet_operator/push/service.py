@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,6 @@ from lorafleet.errors import (
     InvalidAdapter,
     LorafleetError,
     SourceNotFound,
-    SourceUnavailable,
     StagingFull,
     TransferInterrupted,
 )
@@ -28,7 +26,16 @@ from lorafleet_operator.push import named
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
 from lorafleet_operator.push.revision import described
-from lorafleet_operator.sources.pushed import hex_of, threads
+from lorafleet_operator.push.stream import (
+    Pace,
+    commit_comes,
+    done,
+    first,
+    following,
+    say,
+    without_content,
+)
+from lorafleet_operator.sources.pushed import hex_of
 from lorafleet_operator.world import pool_engines
 
 if TYPE_CHECKING:
@@ -42,13 +49,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.push.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
-_STALL_SECONDS: Final = 60.0
-_MANIFEST_SECONDS: Final = 30.0
-_START_SECONDS: Final = 30.0
-_MOST_CHARACTERS: Final = 1024
 _LOOK_SECONDS: Final = 0.25
-_LEAST_BYTES: Final = 1 << 20
-"""In each of those times; with less a push is broken off, and goes on there with its next try."""
+_START_LOOKS: Final = 120
 
 
 class PushService(pb_grpc.PushServiceServicer):
@@ -84,13 +86,13 @@ class PushService(pb_grpc.PushServiceServicer):
 
     async def _described(self, context: Any) -> tuple[pb.PushManifest, PushedRevision]:
         """Return what comes, without its content, and the content as it is described."""
-        manifest = await _first(context)
+        manifest = await first(context)
         namespace, name = manifest.namespace, manifest.name
         metadata = dict(context.invocation_metadata())
         await self._door.admit(
             metadata, "create", namespace=namespace, name=name, subresource="push"
         )
-        revision = await _done(
+        revision = await done(
             lambda: described(
                 manifest.safetensors_header,
                 manifest.adapter_config,
@@ -99,7 +101,7 @@ class PushService(pb_grpc.PushServiceServicer):
                 settings=self._fleet.source_settings,
             )
         )
-        return _without_content(manifest), revision
+        return without_content(manifest), revision
 
     async def _take(
         self,
@@ -119,11 +121,11 @@ class PushService(pb_grpc.PushServiceServicer):
                 crash_at("push.named")
                 self._named[key] = f"{key}/{hex_of(revision.revision)}"
                 wanted = self._wanted()
-                await _done(lambda: self._spool.settle(key, wanted))
+                await done(lambda: self._spool.settle(key, wanted))
             finally:
-                await _done(lambda: self._spool.release(key))
+                await done(lambda: self._spool.release(key))
         committed.received_bytes = received
-        await _say(context, committed=committed)
+        await say(context, committed=committed)
 
     async def _adapter(
         self, manifest: pb.PushManifest, who: Account, push: dict[str, Any]
@@ -149,41 +151,40 @@ class PushService(pb_grpc.PushServiceServicer):
     async def _cluster_read(self) -> None:
         """Wait for an operator that has just started: until it has read the cluster it knows neither
         what specs name nor who acts for a pool."""
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                while not self._complete():
-                    await asyncio.sleep(_LOOK_SECONDS)
-        except TimeoutError:
-            raise EngineUnreachable("the operator has not read the whole cluster yet") from None
+        for _ in range(_START_LOOKS):
+            if self._complete():
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        raise EngineUnreachable("the operator has not read the whole cluster yet")
 
     async def _bring(self, key: str, revision: PushedRevision, context: Any) -> int:
         """Have the revision in the spool; return how many bytes came for that."""
-        if await _done(lambda: self._spool.use_again(key, revision)):
-            await _say(context, accepted=pb.PushAccepted())
-            await _commit_comes(context)
+        if await done(lambda: self._spool.use_again(key, revision)):
+            await say(context, accepted=pb.PushAccepted())
+            await commit_comes(context)
             return 0
         incoming = Incoming(self._spool, key, revision)
         try:
             wanted = self._wanted()
-            await _done(lambda: incoming.open(wanted))
-            await _say(context, accepted=pb.PushAccepted(missing=incoming.missing))
+            await done(lambda: incoming.open(wanted))
+            await say(context, accepted=pb.PushAccepted(missing=incoming.missing))
             await self._receive(incoming, context)
-            await _done(incoming.commit)
+            await done(incoming.commit)
         except StagingFull:
-            await _done(incoming.discard)
+            await done(incoming.discard)
             raise
         finally:
-            await _done(incoming.close)
+            await done(incoming.close)
         return incoming.received_bytes
 
     async def _receive(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
         while True:
-            request = await _next(context)
+            request = await following(context)
             match request.WhichOneof("message"):
                 case "bytes":
                     piece = request.bytes
-                    await _done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
+                    await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
                     metrics.PUSHED_BYTES.inc(len(piece.data))
                     pace.came(len(piece.data))
                 case "commit":
@@ -220,7 +221,7 @@ class PushService(pb_grpc.PushServiceServicer):
         if self._complete():
             world = self._fleet.world
             keys = {key for each in world.existing.values() for key in each}
-            gone = await _done(lambda: self._spool.tidy(keys))
+            gone = await done(lambda: self._spool.tidy(keys))
             if gone:
                 _LOG.info("let go of what was pushed to %s", ", ".join(gone[:10]))
             brought = self._specs()
@@ -229,7 +230,7 @@ class PushService(pb_grpc.PushServiceServicer):
                 for key, revision in self._named.items()
                 if revision not in brought and key not in gone
             }
-        metrics.SPOOL_BYTES.set(await _done(self._spool.used_bytes))
+        metrics.SPOOL_BYTES.set(await done(self._spool.used_bytes))
 
     async def WatchPush(  # noqa: N802
         self, request: pb.WatchPushRequest, context: Any
@@ -273,98 +274,3 @@ class PushService(pb_grpc.PushServiceServicer):
             for known in adapters
             if known.pushed
         }
-
-
-def _without_content(manifest: pb.PushManifest) -> pb.PushManifest:
-    """Return a copy without what is large: a message keeps its memory for as long as it lives."""
-    kept = ("namespace", "name", "base_model", "pool", "pool_namespace", "served_name", "step")
-    return pb.PushManifest(**{field: getattr(manifest, field) for field in kept})
-
-
-class Pace:
-    """Raises TransferInterrupted for a push that keeps its place without getting on."""
-
-    def __init__(self) -> None:
-        self._since = asyncio.get_running_loop().time()
-        self._bytes = 0
-
-    def came(self, size: int) -> None:
-        """Note bytes that came."""
-        self._bytes += size
-        now = asyncio.get_running_loop().time()
-        if now - self._since < _STALL_SECONDS:
-            return
-        if self._bytes < _LEAST_BYTES:
-            raise TransferInterrupted(
-                f"{self._bytes} bytes came in {_STALL_SECONDS:g} s, "
-                f"a push that takes part brings {_LEAST_BYTES}"
-            )
-        self._since, self._bytes = now, 0
-
-
-async def _done(work: Callable[[], Any]) -> Any:
-    """Return what `work` does in a thread, also when it is cancelled: nobody else may close the
-    files that the thread writes to."""
-    try:
-        return await _uncut(asyncio.get_running_loop().run_in_executor(threads(), work))
-    except OSError as error:
-        raise _of_disk(error) from None
-
-
-async def _say(context: Any, **answer: Any) -> None:
-    """Send an answer, also when it is cancelled: gRPC tells nobody why a call ends while it sends."""
-    await _uncut(asyncio.ensure_future(context.write(pb.PushResponse(**answer))))
-
-
-async def _uncut(doing: asyncio.Future[Any]) -> Any:
-    """Return what comes of it; one who is cancelled waits for that and is cancelled then."""
-    cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
-        try:
-            await asyncio.wait([doing])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not doing.cancelled():
-            doing.exception()  # noted: nobody else asks for it
-        raise cancelled
-    return doing.result()
-
-
-def _of_disk(error: OSError) -> LorafleetError:
-    what = error.strerror or type(error).__name__
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StagingFull(f"the operator's disk for pushes is full: {what}")
-    return SourceUnavailable(f"the operator's disk for pushes: {what}")
-
-
-async def _first(context: Any) -> pb.PushManifest:
-    request = await _next(context, _MANIFEST_SECONDS)
-    if request.WhichOneof("message") != "manifest":
-        raise TransferInterrupted("a push begins with its manifest")
-    manifest: pb.PushManifest = request.manifest
-    for what in ("base_model", "pool", "pool_namespace", "served_name"):
-        if (size := len(getattr(manifest, what))) > _MOST_CHARACTERS:
-            raise InvalidAdapter(f"{what} has {size} characters, at most {_MOST_CHARACTERS}")
-    if manifest.step < 0:
-        raise InvalidAdapter(f"step {manifest.step} is negative")
-    return manifest
-
-
-async def _next(context: Any, seconds: float = 0) -> pb.PushRequest:
-    seconds = seconds or _STALL_SECONDS
-    try:
-        async with asyncio.timeout(seconds):
-            # Not from the iterator: of a stream that breaks that one keeps its last message for ever.
-            request = await context.read()
-    except TimeoutError:
-        raise TransferInterrupted(f"nothing came for {seconds:g} s") from None
-    if not isinstance(request, pb.PushRequest):
-        raise TransferInterrupted("the stream ended before its commit")
-    return request
-
-
-async def _commit_comes(context: Any) -> None:
-    request = await _next(context)
-    if request.WhichOneof("message") != "commit":
-        raise TransferInterrupted("nothing is missing: expected commit")
