@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from processes import LocalProcess
 
 BIN = Path(sys.executable).parent
-SECONDS = 60
+SECONDS = 120
 
 
 class Release:
@@ -104,7 +104,7 @@ class Release:
         kubelet.start()
         try:
             helm(
-                "test", self.name, "-n", self.namespace, "--timeout", "60s",
+                "test", self.name, "-n", self.namespace, "--timeout", "120s",
                 kubeconfig=self.kubeconfig,
             )  # fmt: skip
         finally:

@@ -64,7 +64,7 @@ class GatedFleet(SimulatedFleet):
     async def add(self, name: str, address: str = "", *, node: str = "node") -> SimulatedEngine:
         """Start an engine in a pod with the gate; its `address` may be one that another had."""
         self._added += 1
-        address = address or f"{self._network}.200.{self._added}"
+        address = address or f"{self._network}.{self._subnet}.{self._added}"
         spec = {
             "containers": [{"name": "vllm", "image": "local.invalid/simulated"}],
             "readinessGates": [{"conditionType": GATE}],

@@ -23,7 +23,7 @@ def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
     """Run Helm and return what it prints. Without a kubeconfig there is no cluster for it."""
     command = [find_binary("helm"), *arguments]
     env = {"KUBECONFIG": str(kubeconfig or "/nowhere"), "HOME": "/"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     if ended.returncode:
         raise HelmFailed(ended.stderr.strip() or ended.stdout.strip())
     return ended.stdout

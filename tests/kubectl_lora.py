@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SECONDS = 60
+SECONDS = 120
 _PROGRAMS = {"kubectl-lora": "cli", "kubectl_complete-lora": "complete"}
 
 

@@ -150,7 +150,7 @@ class Trainer:
         *,
         stop_after: int = 99,
         arrived: Callable[[], bool] = lambda: True,
-        seconds: float = 30,
+        seconds: float = 120,
         **more: Any,
     ) -> pb.PushCommitted:
         """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`."""

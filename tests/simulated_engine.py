@@ -34,12 +34,20 @@ _WATCH_PAUSE_SECONDS: Final = 0.05
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Behaviour:
     """How engines behave, and which faults to inject; may be changed while they run."""
 
     arena_bytes: int = 64 * EXTENT_BYTES
     load_seconds: float = 0.0
+    loads_go_on: asyncio.Event = field(default_factory=_set_event)
+    """While a test clears it, loads wait."""
     answer_seconds: float = 0.0
     """Time before each answer."""
     restore_seconds: float = 0.0
@@ -241,6 +249,7 @@ class SimulatedEngine(pb_grpc.SidecarServiceServicer):
     ) -> pb.LoadAdapterResponse:
         self.books.orders += 1
         await asyncio.sleep(self.behaviour.load_seconds)
+        await self.behaviour.loads_go_on.wait()
         try:
             return pb.LoadAdapterResponse(loaded=self._load(request))
         except LorafleetError as error:

@@ -95,6 +95,7 @@ class SimulatedFleet:
         """From each apply to Ready, in the order of becoming Ready."""
         self._count = engines
         self._network = f"127.{random.randint(64, 250)}"
+        self._subnet = random.randrange(200)  # the fleets of other processes have others
         self._kubeconfig = kubeconfig
         self._limit = asyncio.Semaphore(16)
         self._watching: asyncio.Task[None] | None = None
@@ -130,7 +131,7 @@ class SimulatedFleet:
     async def add_engine(self, name: str) -> None:
         """Start an engine and make its pod, which is reported running as a kubelet would."""
         number = len(self.engines) + 1
-        address = f"{self._network}.{number // 250}.{number % 250 + 1}"
+        address = f"{self._network}.{self._subnet + number // 250}.{number % 250 + 1}"
         container = {"name": "vllm", "image": "local.invalid/simulated"}
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         labels = {"app": "simulated"}

@@ -76,7 +76,7 @@ def test_every_command_of_the_page_works_in_its_order(
             env=env,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
         )
         if tester:
             tester.end()

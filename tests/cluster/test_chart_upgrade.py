@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localcluster import LocalCluster
     from processes import LocalProcess
 
-SECONDS = 60
+SECONDS = 120
 ADAPTERS = 8
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding"}
 
@@ -45,7 +45,7 @@ async def passes(url: str, wanted: int) -> None:
     """Return when the operator has ended as many passes over adapters."""
     line = 'lorafleet_operator_reconcile_duration_seconds_count{kind="LoRAAdapter"} '
     found = 0.0
-    async with asyncio.timeout(SECONDS), httpx.AsyncClient() as client:
+    async with asyncio.timeout(SECONDS), httpx.AsyncClient(timeout=SECONDS) as client:
         while found < wanted:
             await asyncio.sleep(0.2)
             text = (await client.get(f"{url}/metrics")).text

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kubectl_lora import Ran
     from localcluster import LocalCluster
 
-SECONDS = 60
+SECONDS = 120
 COLOUR = re.compile(r"\x1b\[\d+m")
 CONTROL = re.compile(r"\x1b\[[?\d;]*[a-zA-Z]")
 ALTERNATE, BACK = "\x1b[?1049h", "\x1b[?25h\x1b[?1049l"

@@ -30,7 +30,7 @@ async def connected(cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_p
 async def test_a_lease_is_written_only_on_the_version_that_was_read(
     connected: None, kube: KubeRest, namespace: str
 ) -> None:
-    leases = Leases(namespace, RELEASE, 10.0)
+    leases = Leases(namespace, RELEASE, 60.0)
     assert await leases.all() == []
     stamp = "2026-01-01T00:00:00.000001Z"
     first = Record(0, holder="a", seconds=15, renewed=stamp, acquired=stamp, shards=2)
@@ -55,7 +55,7 @@ async def test_a_lease_is_written_only_on_the_version_that_was_read(
     assert await leases.write(released) is None, "it was gone, and is new"
     assert [each.holder for each in await leases.all()] == [""]
     await leases.close()
-    elsewhere = Leases("default", RELEASE, 10.0)
+    elsewhere = Leases("default", RELEASE, 60.0)
     with pytest.raises(NoAnswer, match="leases in namespace default: 403 Forbidden"):
         await elsewhere.all()
     await elsewhere.close()
@@ -67,7 +67,7 @@ async def test_two_in_competition_share_two_shards_and_one_inherits_all(
     told: dict[str, list[set[int]]] = {"a": [], "b": []}
 
     def tenure(name: str) -> Tenure:
-        return Tenure(Leases(namespace, RELEASE, 10.0), Me(name, 2, 15), told[name].append)
+        return Tenure(Leases(namespace, RELEASE, 60.0), Me(name, 2, 15), told[name].append)
 
     async def until(tenure: Tenure, held: int) -> None:
         async with asyncio.timeout(60):

@@ -51,7 +51,7 @@ async def scene(cluster: LocalCluster, namespace: str, tmp_path: Path) -> AsyncI
                 LORAFLEET_ENGINE_GRACE_SECONDS="20",
             )
             operator = start()
-            await made.settled(30)
+            await made.settled(60)
             await made.until(lambda: all_warm(made))
             yield Scene(made, start, operator)
 
@@ -110,8 +110,10 @@ async def test_a_new_engine_waits_for_what_is_for_every_engine_and_not_for_ever(
     made = scene.fleet
     await made.apply_everywhere("every")
     await made.until(lambda: all("every" in "".join(made.served_by(n)) for n in made.engines))
-    made.behaviour.load_seconds = 1.0
+    made.behaviour.loads_go_on.clear()
     await made.add("engine-3")
+    await made.until(lambda: made.reasons("engine-3"))
+    made.behaviour.loads_go_on.set()
     await made.until(lambda: warm(made, "engine-3"))
     first = next(each for each in made.said if each.pod == "engine-3")
     assert (first.status, first.reason) == ("False", "Warming")
@@ -119,12 +121,11 @@ async def test_a_new_engine_waits_for_what_is_for_every_engine_and_not_for_ever(
     for name in ("engine-0", "engine-1", "engine-2"):
         assert made.reasons(name)[-1] == "Warm", "what comes later takes no engine out"
 
-    made.behaviour.load_seconds = 0.0
     made.behaviour.refuse_loads[f"{made.namespace}/every"] = "EngineRejected"
     await made.set_pool(warm={"timeoutSeconds": 2})
     await made.add("engine-4")
     await made.until(lambda: made.reasons("engine-4")[-1:] == ["WarmTimedOut"])
-    last = made.said[-1]
+    last = next(each for each in reversed(made.said) if each.pod == "engine-4")
     assert (last.status, "every" in last.message) == ("True", True)
 
 
@@ -143,8 +144,8 @@ async def test_engines_are_recycled_one_after_the_other_across_a_restart_of_the_
     scene.operator.process.popen.wait()
     scene.operator = scene.start()
     names = sorted(made.engines)
-    await made.until(lambda: all(made.engines[n].restarts for n in names) and all_warm(made), 60)
-    async with asyncio.timeout(10):
+    await made.until(lambda: all(made.engines[n].restarts for n in names) and all_warm(made), 120)
+    async with asyncio.timeout(60):
         while (await made.pool_status()).get("recycles") != 3:
             await asyncio.sleep(0.2)
 
@@ -175,10 +176,10 @@ async def test_no_order_reaches_a_pod_that_has_the_address_of_another(
     # Its pod's end is not known yet when another pod has its address, and a sidecar there answers.
     await made.add("engine-9", address)
     await asyncio.gather(*(made.apply(f"a-{number}", 2) for number in range(6)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "expected" not in await made.trouble_of("engine-0"):  # another pod's UID
             await asyncio.sleep(0.1)
     await made.end("engine-0")
-    await made.settled(30)
+    await made.settled(60)
     served = frozenset().union(*(made.served_by(name) for name in made.engines))
     assert there <= served

@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "charts/lorafleet/examples/resou
 
 
 def _create_until_refused(kube: KubeRest, namespace: str) -> None:
-    for number in range(50):  # the admission has read the quota within seconds
+    for number in range(300):  # the admission has read the quota within seconds
         kube.create(path("LoRAAdapter", namespace), adapter(f"a-{number}"))
         time.sleep(0.2)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from localcluster import LocalCluster
 
-ENGINES, REPLICAS, SECONDS = 4, 3, 40
+ENGINES, REPLICAS, SECONDS = 4, 3, 120
 CANARY = {"engines": 1, "holdSeconds": 1}
 ROLLOUTS = [
     {"canary": CANARY},
@@ -128,5 +128,6 @@ async def test_what_was_asked_for_last_is_served_and_nothing_else(
                 author.log.append("settled")
             await author.lose_all("")
             await fleet.settled(SECONDS)
-            for each in fleet.adapters.values():
-                assert "canary" not in each.status
+            async with asyncio.timeout(SECONDS):  # engines serve before the status says so
+                while any("canary" in each.status for each in fleet.adapters.values()):
+                    await asyncio.sleep(0.1)

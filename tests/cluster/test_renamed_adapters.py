@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from localcluster import LocalCluster
 
-ENGINES, SECONDS = 2, 15
+ENGINES, SECONDS = 2, 60
 
 
 async def test_names_change_hands_in_whatever_order_they_are_renamed(

@@ -70,7 +70,7 @@ async def engines(cluster: LocalCluster, namespace: str, count: int) -> AsyncIte
     behaviour, books = Behaviour(), Books()
     made, pods = [], []
     for number in range(count):
-        address = f"127.9.{cluster_number(namespace)}.{number + 1}"
+        address = f"127.{part_of(namespace)}.{number + 1}"
         pod = EnginePod(namespace, f"engine-{number}", f"uid-{number}", address, (("app", "vllm"),))
         pods.append(replace(pod, ready=True, node=f"node-{number}"))
         engine = SimulatedEngine(pod.uid, f"{address}:7070", profile_of(BASE), behaviour, books)
@@ -93,9 +93,10 @@ async def engines(cluster: LocalCluster, namespace: str, count: int) -> AsyncIte
         await asyncio.gather(*(engine.kill() for engine in made))
 
 
-def cluster_number(namespace: str) -> int:
+def part_of(namespace: str) -> str:
     """Return a part of an address that other tests at the same time do not use."""
-    return int(namespace.rpartition("-")[2], 16) % 250
+    number = int(namespace.rpartition("-")[2], 16)
+    return f"{9 + number // 250 % 50}.{number % 250}"
 
 
 def intent(namespace: str, **fields: Any) -> Intent:
@@ -126,7 +127,7 @@ def addresses(kube: KubeRest, namespace: str, service: str = f"lora-{ADAPTER}") 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await asyncio.to_thread(condition):
             await asyncio.sleep(0.05)
 
@@ -256,7 +257,7 @@ async def test_the_operator_keeps_what_adapters_and_pools_ask_for(
 
             ask("a", service=False)
             await until(lambda: services() == {})
-            assert objects(kube, namespace, "endpointslices") == {}
+            await until(lambda: objects(kube, namespace, "endpointslices") == {})
             await until(lambda: routed() == [""])
             ask("a", service=None)  # the pool's default
             await until(lambda: services().keys() == {"lora-a"})

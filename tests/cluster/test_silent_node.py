@@ -29,16 +29,16 @@ async def test_what_a_silent_node_had_moves_after_the_grace_and_what_it_has_too_
                 LORAFLEET_NAMESPACES=namespace,
                 LORAFLEET_VOLUME_ROOT=str(made.root),
                 LORAFLEET_HEARTBEAT_SECONDS="1",
-                LORAFLEET_ENGINE_GRACE_SECONDS="2",
+                LORAFLEET_ENGINE_GRACE_SECONDS="5",
             )
-            await made.settled(30)
+            await made.settled(60)
             lost, others = made.served_by("engine-0"), {"engine-1", "engine-2"}
             assert lost
             stagings = made.books.stagings
 
             made.engines["engine-0"].freeze()
             await made.settled_on(others)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await made.trouble_of("engine-0"):
                     await asyncio.sleep(0.1)
             assert made.books.stagings == stagings + len(lost), "each once, by who lacked it"
@@ -49,7 +49,7 @@ async def test_what_a_silent_node_had_moves_after_the_grace_and_what_it_has_too_
 
             made.engines["engine-0"].thaw()
             await made.until(lambda: not made.served_by("engine-0"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await made.trouble_of("engine-0"):
                     await asyncio.sleep(0.1)
             await made.settled_on(others)

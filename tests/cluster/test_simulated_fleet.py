@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localstack import Operator
 
 ENGINES, ADAPTERS, REPLICAS = 30, 100, 3
-SECONDS = 60
+SECONDS = 120
 """Bound on each step; they take a few."""
 
 
@@ -26,7 +26,7 @@ async def passes(operator: Operator, wanted: int) -> None:
     """Return when the operator has ended as many passes over adapters."""
     line = 'lorafleet_operator_reconcile_duration_seconds_count{kind="LoRAAdapter"} '
     await asyncio.to_thread(operator.wait, SECONDS)
-    async with asyncio.timeout(SECONDS), httpx.AsyncClient() as client:
+    async with asyncio.timeout(SECONDS), httpx.AsyncClient(timeout=SECONDS) as client:
         found = 0.0
         while found < wanted:
             await asyncio.sleep(0.2)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from localcluster import LocalCluster
     from localstack import Operator
 
-SECONDS = 60
+SECONDS = 120
 """Bound on each step; they take a few."""
-LEASE_SECONDS = 2
+LEASE_SECONDS = 5
+"""Who stalls for longer loses its lease: a busy machine must not do that to one that runs."""
 
 
 class Replicas:
