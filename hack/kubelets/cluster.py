@@ -42,7 +42,7 @@ _IMAGES = DIRECTORY / "images"
 _SERVER = f"https://{MACHINE}:{API_PORT}"
 _READY_SECONDS = 300.0
 """Two nodes on two idle cores take 20; images are unpacked meanwhile."""
-_FIRST_SECONDS = 30.0
+_FIRST_SECONDS = 60.0
 _USERS = {
     # file, user, groups
     "kubeconfig": ("admin", "system:masters"),

@@ -21,7 +21,7 @@ _SETTINGS = (
     "vm/panic_on_oom",
 )
 """What a kubelet sets for the whole machine."""
-_EMPTY_SECONDS = 15.0
+_EMPTY_SECONDS = 60.0
 
 
 def save_settings(file: Path, root: Path = Path("/proc/sys")) -> None:

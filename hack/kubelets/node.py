@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CABLE = "eth0"
-_CABLE_SECONDS = 30.0
-_CONTAINERD_SECONDS = 60.0
+_CABLE_SECONDS = 60.0
+_CONTAINERD_SECONDS = 120.0
 
 
 def _run(*command: str | Path) -> None:
