@@ -125,7 +125,7 @@ def test_what_would_end_the_thread_reaches_who_waits_and_the_next_is_sent() -> N
     background = Background(send)
     for step in (1, 2):
         with pytest.raises(SystemExit, match=str(step)):
-            put(background, np.ones((2, 10), np.float32), step).revision(10)
+            put(background, np.ones((2, 10), np.float32), step).revision(60)
     background.close()
     with pytest.raises(ValueError, match="this Fleet is closed"):
         put(background, np.ones((2, 10), np.float32), 3)
