@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 import os
 import random
 import shutil
@@ -25,84 +22,16 @@ from lorafleet.errors import (
     TransferInterrupted,
 )
 from lorafleet_operator.push.incoming import Incoming
-from lorafleet_operator.push.revision import PushedRevision, described
 from lorafleet_operator.push.shelf import FILE_BYTES, PART, cost, overhead
 from lorafleet_operator.push.spool import Spool
-from lorafleet_operator.sources.bounds import SourceSettings
-from lorafleet_operator.sources.pushed import Place, PushedSource, hex_of
+from lorafleet_operator.sources.pushed import Place, hex_of
+from spool_builders import REVISIONS, end, push, read, revision, spool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CONFIG = json.dumps(
-    {
-        "peft_type": "LORA",
-        "base_model_name_or_path": "x",
-        "r": 2,
-        "lora_alpha": 4,
-        "target_modules": ["q_proj"],
-    }
-).encode()
 SIZES = (0, 10, 1000, 30_000, 90_000)
 TENSORS = tuple(bytes([number]) * SIZES[number % 5] for number in range(1, 12))
-REVISIONS = 2
-
-
-def revision(tensors: tuple[bytes, ...]) -> PushedRevision:
-    header, at = {}, 0
-    for number, data in enumerate(tensors):
-        end = at + len(data)
-        header[f"t{number}"] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, end]}
-        at = end
-    digests = [hashlib.sha256(data).digest() for data in tensors]
-    text = json.dumps(header).encode()
-    return described(text, CONFIG, digests, adapter="t/a", settings=SourceSettings())
-
-
-def spool(root: Path, limit: int = 1 << 20, namespace: int = 1 << 20) -> Spool:
-    made = Spool(root, limit_bytes=limit, namespace_bytes=namespace, revisions=REVISIONS)
-    made.look()
-    return made
-
-
-def push(
-    there: Spool, key: str, tensors: tuple[bytes, ...], wanted: set[str], stop: int = 9999
-) -> Incoming:
-    """Push, or send `stop` tensors and half of the next and break off."""
-    incoming = Incoming(there, key, revision(tensors))
-    incoming.open(wanted)
-    for count, index in enumerate(incoming.missing):
-        data = tensors[index]
-        half = len(data) // 2
-        for at, piece in ((0, data[:half]), (half, data[half:])):
-            if piece:
-                incoming.write(index, at, piece)
-            if count == stop:
-                return incoming
-    try:
-        incoming.commit()
-        there.settle(key, wanted | {f"{key}/{hex_of(revision(tensors).revision)}"})
-    finally:
-        end(there, key, incoming)
-    return incoming
-
-
-def end(there: Spool, key: str, incoming: Incoming) -> None:
-    incoming.close()
-    there.release(key)
-
-
-def read(root: Path, key: str, name: str) -> bytes:
-    namespace, adapter = key.split("/")
-    source = PushedSource(
-        root=root, namespace=namespace, name=adapter, revision=name, on_read=lambda count: None
-    )
-
-    async def all_of() -> bytes:
-        content = await source.resolve()
-        return bytes(await content.read(0, content.data_bytes))
-
-    return asyncio.run(all_of())
 
 
 class Pushes(RuleBasedStateMachine):
