@@ -77,7 +77,7 @@ async def test_nothing_is_lost_while_it_is_away_and_all_goes_on_when_it_is_back(
             for number in range(8):
                 await fleet.apply(f"a-{number}")
             await fleet.settled(SECONDS)
-            before, unloads = served(fleet), fleet.books.unloads
+            before, unloads, loads = served(fleet), fleet.books.unloads, fleet.books.loads
 
             # Loads, rollouts, trials and deletions are under way.
             for number in range(3):
@@ -86,7 +86,6 @@ async def test_nothing_is_lost_while_it_is_away_and_all_goes_on_when_it_is_back(
             await fleet.delete("a-4")
             for number in range(8, 14):
                 await fleet.apply(f"a-{number}")
-            loads = fleet.books.loads
             await until(lambda: fleet.books.loads > loads)
             for name in killed:
                 await asyncio.to_thread(mortal.kill, name)

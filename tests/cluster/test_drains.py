@@ -4,6 +4,8 @@ and such that are called off."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,60 +24,77 @@ ENGINES = [f"engine-{number}" for number in range(3)]
 NAMES = [f"a-{number}" for number in range(6)]
 
 
-@pytest.fixture
-async def fleet(cluster: LocalCluster, namespace: str, tmp_path: Path) -> AsyncIterator[GatedFleet]:
+class Drained(GatedFleet):
     """Three engines with the gate; six adapters with two replicas each, Ready."""
-    made = GatedFleet(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
+
+    def start_operator(self, stack: LocalStack, kubeconfig: Path) -> None:
+        self._start = partial(
+            stack.start_operator,
+            kubeconfig,
+            LORAFLEET_NAMESPACES=self.namespace,
+            LORAFLEET_VOLUME_ROOT=str(self.root),
+            LORAFLEET_RESYNC_SECONDS="3600",
+        )
+        self._operator = self._start()
+
+    @asynccontextmanager
+    async def at_once(self) -> AsyncIterator[None]:
+        """What is done in the block the operator sees all at once: it is another one after."""
+        self._operator.process.kill()
+        yield
+        self._operator = self._start()
+
+
+@pytest.fixture
+async def fleet(cluster: LocalCluster, namespace: str, tmp_path: Path) -> AsyncIterator[Drained]:
+    made = Drained(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
     with LocalStack(tmp_path) as stack:
         async with made:
             await asyncio.gather(*(made.apply(name) for name in NAMES))
             await asyncio.gather(*(made.add(name) for name in ENGINES))
-            stack.start_operator(
-                cluster.kubeconfig,
-                LORAFLEET_NAMESPACES=namespace,
-                LORAFLEET_VOLUME_ROOT=str(made.root),
-                LORAFLEET_RESYNC_SECONDS="3600",
-            )
+            made.start_operator(stack, cluster.kubeconfig)
             await made.settled(SECONDS)
             await made.until(lambda: all_say(made, "Warm"), SECONDS)
             yield made
 
 
-def all_say(fleet: GatedFleet, reason: str) -> bool:
+def all_say(fleet: Drained, reason: str) -> bool:
     return all(fleet.reasons(name)[-1:] == [reason] for name in ENGINES)
 
 
-def served(fleet: GatedFleet) -> dict[str, frozenset[str]]:
+def served(fleet: Drained) -> dict[str, frozenset[str]]:
     return {name: fleet.served_by(name) for name in fleet.engines}
 
 
-def placed(fleet: GatedFleet, name: str) -> str:
+def placed(fleet: Drained, name: str) -> str:
     conditions = fleet.adapters[name].status.get("conditions") or ()
     return next((each["message"] for each in conditions if each["type"] == "Placed"), "")
 
 
 async def test_a_drain_of_all_engines_at_once_ends_nothing_and_may_be_called_off(
-    fleet: GatedFleet,
+    fleet: Drained,
 ) -> None:
-    before, orders = served(fleet), fleet.books.orders
-    for name in ENGINES:
-        await fleet.label(name, DRAIN, "true")
+    before, loads = served(fleet), fleet.books.loads
+    async with fleet.at_once():
+        for name in ENGINES:
+            await fleet.label(name, DRAIN, "true")
     await fleet.until(lambda: all_say(fleet, "Draining"), SECONDS)
     await fleet.until(lambda: all("is being drained" in placed(fleet, n) for n in NAMES), SECONDS)
     assert served(fleet) == before
     assert all(each.status == "True" for each in fleet.said if each.reason == "Draining")
-    for name in ENGINES:
-        await fleet.label(name, DRAIN, None)
+    async with fleet.at_once():
+        for name in ENGINES:
+            await fleet.label(name, DRAIN, None)
     await fleet.until(lambda: all_say(fleet, "Warm"), SECONDS)
     await fleet.until(lambda: not any("drained" in placed(fleet, n) for n in NAMES), SECONDS)
     await fleet.settled(SECONDS)
     assert served(fleet) == before
-    assert fleet.books.orders == orders, "nobody was told anything"
+    assert (fleet.books.loads, fleet.books.unloads) == (loads, 0), "nothing was moved"
     assert "Drained" not in {each.reason for each in fleet.said}
 
 
 async def test_all_engines_of_an_adapter_go_one_by_one_as_others_take_over(
-    fleet: GatedFleet,
+    fleet: Drained,
 ) -> None:
     """Two of three engines are drained: the third is the only one that may have their adapters."""
     for name in ENGINES[:2]:
@@ -101,10 +120,11 @@ async def test_all_engines_of_an_adapter_go_one_by_one_as_others_take_over(
 
 
 async def test_an_eviction_of_all_pods_at_once_is_made_good_by_those_that_come(
-    fleet: GatedFleet,
+    fleet: Drained,
 ) -> None:
     before = served(fleet)
-    await asyncio.gather(*(fleet.evict(name) for name in ENGINES))
+    async with fleet.at_once():
+        await asyncio.gather(*(fleet.evict(name) for name in ENGINES))
     await fleet.until(lambda: all_say(fleet, "Deleting"), SECONDS)
     assert served(fleet) == before, "they answer until they end"
     await fleet.until(
