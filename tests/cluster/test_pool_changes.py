@@ -32,8 +32,12 @@ class Scene:
         self.pool = path("EnginePool", fleet.namespace, POOL)
 
     def reason(self, name: str) -> str:
-        conditions = self.fleet.adapters[name].status.get("conditions") or ()
-        return next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
+        """Return the reason of Ready, "" while it is not about the spec as it was last written."""
+        applied = self.fleet.adapters[name]
+        conditions = applied.status.get("conditions") or ()
+        ready = [each for each in conditions if each["type"] == "Ready"]
+        new = [e for e in ready if e.get("observedGeneration", 0) >= applied.generation > 0]
+        return new[0]["reason"] if new else ""
 
     async def all_say(self, reason: str) -> None:
         await until(lambda: all(self.reason(name) == reason for name in self.fleet.adapters))
