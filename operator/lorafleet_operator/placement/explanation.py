@@ -136,7 +136,7 @@ def explanation(planner: Planner, key: str) -> Explanation:
 def wanted(planner: Planner, entry: Entry) -> int:
     """Return how many engines should serve the adapter.
 
-    Spread and BinPack: its replicas. OnDemand: those that have it. All: the engines that could
+    Spread and BinPack: its replicas. OnDemand: those that have it, one if none ever could. All: the engines that could
     take it, with room or without, those that refuse adapters (a person has to mend them), and
     those that had it and are down. An engine that only starts for the first time, serves another
     base model or too small a rank, or is cordoned, is none of them.
@@ -145,7 +145,7 @@ def wanted(planner: Planner, entry: Entry) -> int:
     if demand.limit is not None:
         return demand.limit + len(entry.guests)
     if demand.on_demand:
-        return len(entry.chosen)
+        return len(entry.chosen) or int(_nowhere(planner, entry))
     count, by_holder = 0, set()
     for kind in planner.board.kinds.values():
         engine = kind.sample
@@ -168,7 +168,7 @@ def blocked(planner: Planner, entry: Entry, want: int) -> tuple[Reason, str] | N
     """Return why the adapter gets fewer engines than it wants (`want`), None if it gets them all."""
     chosen = len(entry.chosen)
     carriers = planner.board.carriers
-    if entry.demand.on_demand and not _nowhere(planner, entry):
+    if entry.demand.on_demand and not want:
         return None
     if chosen and chosen >= want:
         return None
