@@ -202,7 +202,8 @@ class Spool:
 
     def _used(self, root: Path) -> int:
         both = (*self._costs.items(), *self._going.items())
-        return sum(size for folder, size in both if folder.is_relative_to(root))
+        everywhere = root == self.root
+        return sum(size for folder, size in both if everywhere or folder.parent == root)
 
     def _adapters(self) -> list[Path]:
         """Return the adapters' folders; a disk has others of its own, such as lost+found."""

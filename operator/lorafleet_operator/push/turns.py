@@ -82,8 +82,9 @@ class Turns:
             raise Overtaken(f"{key}: {mine.overtaken}") from None
         finally:
             mine.over = True
-            if line.latest is mine and not line.lock.locked():
-                del self._lines[key]
+            latest = line.latest
+            if latest is not None and latest.over and not line.lock.locked():
+                self._lines.pop(key, None)
 
 
 class _Line:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from lorafleet.errors import (
     LorafleetError,
     StagingBusy,
 )
-from lorafleet.grpc_errors import REASON_KEY, status_of
+from lorafleet.grpc_errors import REASON_KEY, cut, status_of
 from lorafleet.push import Overtaken
 from lorafleet.push.connection import Connection, Operator
 from lorafleet.push.fleet import Named
@@ -136,3 +137,11 @@ def test_a_step_that_cannot_be_sent_is_refused_in_one_line() -> None:
         with pytest.raises(InvalidAdapter, match=r"^(step -1 is negative|what names the push)"):
             Named(name="a", step=step).manifest("ns")  # type: ignore[arg-type]
     assert Named(name="a", step=(1 << 63) - 1).manifest("ns").step == (1 << 63) - 1
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600", "\ud800"])
+def test_a_line_of_any_length_goes_through_a_status(letter: str) -> None:
+    assert cut("short") == "short"
+    line = cut(letter * 100_000)
+    assert line.endswith(" ..")
+    assert len(quote(line)) < 8000, "beyond that gRPC drops the whole answer"
