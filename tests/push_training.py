@@ -188,20 +188,22 @@ def grpo(model: Any, directory: Path, output: Path, rollouts: Any, steps: int, *
     )
 
 
-def supervised(model: Any, output: Path, callback: Any, steps: int) -> Any:
+def supervised(model: Any, output: Path, callback: Any, steps: int, **more: Any) -> Any:
     """Return Hugging Face's Trainer on a few random sentences."""
     from transformers import Trainer, TrainingArguments
 
     rows = torch.randint(2, 512, (8, 12)).tolist()
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        max_steps=steps,
-        learning_rate=1e-2,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+    options = {
+        "output_dir": str(output),
+        "max_steps": steps,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        **more,
+    }
+    arguments = TrainingArguments(**options)
     data = [{"input_ids": row, "labels": row} for row in rows]
     return Trainer(model, arguments, train_dataset=data, callbacks=[callback])

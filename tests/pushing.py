@@ -31,6 +31,13 @@ PUSH_RULES = [
     {"apiGroups": ["lorafleet.dev"], "resources": ["loraadapters"], "verbs": ["get", "create"]},
 ]
 
+SAFE_POINT_RULE = {
+    "apiGroups": ["lorafleet.dev"],
+    "resources": ["enginepools/safepoint"],
+    "resourceNames": ["pool"],
+    "verbs": ["create"],
+}
+
 
 def account(kube: KubeRest, namespace: str, name: str, rules: list[dict[str, Any]]) -> None:
     """Make a service account with a role of these rules in its namespace."""
@@ -61,7 +68,7 @@ def taking_pushes(chain: Chain, directory: Path, **settings: str) -> Iterator[Fl
     address = f"127.0.0.1:{free_port()}"
     with KubeRest(chain.kubeconfig) as kube:
         who = f"trainer-{secrets.token_hex(3)}"
-        account(kube, chain.namespace, who, PUSH_RULES)
+        account(kube, chain.namespace, who, [*PUSH_RULES, SAFE_POINT_RULE])
         text = token(kube, chain.namespace, who, seconds=7200)
     more = {"LORAFLEET_PUSH_LISTEN": address, "LORAFLEET_PUSH_DIR": str(directory)}
     operator = chain.start_operator(**more, **settings)

@@ -26,6 +26,7 @@ from lorafleet_operator.memory import Memory
 from lorafleet_operator.permissions import refusal
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.routing.router import Router
+from lorafleet_operator.safe_points import SafePoints
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.term import Term
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
@@ -60,6 +61,7 @@ class Fleet:
         self.memory = Memory()
         self.holders = Holders()
         self.requested = Requested()
+        self.safe_points = SafePoints()
         self.wakeups = Wakeups()
         self._planners: dict[str, PoolPlanner] = {}
         self._pods: dict[str, EnginePod] = {}  # as of their last event, by UID
@@ -152,6 +154,7 @@ class Fleet:
         self.paces.forget(living_pools)
         metrics.POOLS.keep({key for key in living_pools if self.owns(key)})
         self.load_rates.keep_pools(living_pools)
+        self.safe_points.keep(living_pools)
         for planner in self._planners.values():
             planner.stale = True
         self._pods = {pod.uid: pod for pods in self.world.pods.values() for pod in pods}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, Recycling
+    from lorafleet_operator.api.v1alpha1 import EnginePool, Recycling, SafePoint
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.pool_planner import PoolPlanner
     from lorafleet_operator.world import EngineView
@@ -91,11 +91,15 @@ async def keep_engines(
         pool.key,
         {each: counts[each] for each in EngineTraffic},
         recycled.count,
+        len(recycled.due),
         {view.pod.name: not view.problem for view in views},
     )
+    fleet.safe_points.show(pool.key, recycled)
     if recycled.event is not None:
         await _event(pool, fleet, *recycled.event)
-    if waited_for or recycled.going is not None:
+    if (pool.status.safe_point is None) != (recycled.safe_point is None):
+        await _event(pool, fleet, *_opened_or_closed(recycled.safe_point))
+    if waited_for or recycled.going is not None or recycled.safe_point is not None:
         fleet.look_at_pool_in(pool.key, _LOOK_SECONDS)
     _wake_beside(pool, planner, fleet)
     return Life(states, recycled)
@@ -194,6 +198,12 @@ async def _event(
 ) -> None:
     metadata = {"metadata": pool.metadata.model_dump()}
     await post_event(fleet.api, POOL_KIND, metadata, type_=type_, reason=reason, message=message)
+
+
+def _opened_or_closed(now: SafePoint | None) -> tuple[str, str]:
+    if now is None:
+        return "SafePointClosed", "no other engine is recycled before the next one"
+    return "SafePointOpened", f"by {', '.join(now.opened_by)}: engines that are due are recycled"
 
 
 def _wake_beside(pool: EnginePool, planner: PoolPlanner, fleet: Fleet) -> None:

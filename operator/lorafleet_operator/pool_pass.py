@@ -166,8 +166,14 @@ def pool_status(
     generation = pool.metadata.generation
     ready = [view for view in engines if view.takes_orders]
     plugin = [view for view in engines if view.health is EngineHealth.READY]
+    due = life.recycled.due
     trouble_first = sorted(
-        engines, key=lambda view: (view.health is EngineHealth.READY, view.pod.name)
+        engines,
+        key=lambda view: (
+            view.health is EngineHealth.READY,
+            view.pod.name not in due,
+            view.pod.name,
+        ),
     )
     conditions = [
         condition(type_, status, reason, message, generation=generation, now=now)
@@ -189,6 +195,7 @@ def pool_status(
         recycles=life.recycled.count,
         last_recycle=life.recycled.last,
         recycle_message=life.recycled.message,
+        safe_point=life.recycled.safe_point,
         conditions=merge_conditions(pool.status.conditions, conditions),
     )
 
@@ -239,6 +246,7 @@ def _entry(view: EngineView, life: Life, base_model: str) -> PoolEngine:
     inventory = view.inventory
     traffic, why = life.states.get(view.pod.name, (EngineTraffic.UNKNOWN, ""))
     message = view.message or ("" if traffic is EngineTraffic.WARM else why)
+    due = life.recycled.due.get(view.pod.name)
     entry = PoolEngine(
         pod_name=view.pod.name,
         engine=view.instance[-64:],
@@ -252,6 +260,8 @@ def _entry(view: EngineView, life: Life, base_model: str) -> PoolEngine:
         traffic=traffic,
         loads=loads(view),
         host_growth_per_load=growth(view),
+        recycle_due=due.why[:128] if due else "",
+        recycle_due_since=due.since if due else None,
     )
     if inventory is None:
         return entry

@@ -34,6 +34,7 @@ class TenantFigures:
 class _Shown:
     traffic: Mapping[str, int] = field(default_factory=dict)
     recycles: int = 0
+    due: int = 0
     reachable: Mapping[str, bool] = field(default_factory=dict)
     tenants: Sequence[TenantFigures] = ()
 
@@ -48,6 +49,11 @@ _FAMILIES: Final[dict[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], 
         CounterMetricFamily,
         "",
         "Engines of a pool that were started again by its rule and came back.",
+    ),
+    "pool_engines_due": (
+        GaugeMetricFamily,
+        "",
+        "Engines of a pool that are to be started again by its rule and wait or are about to be.",
     ),
     "engine_reachable": (
         GaugeMetricFamily,
@@ -94,14 +100,20 @@ class PoolSeries(Collector):
         self._shown: dict[str, _Shown] = {}
 
     def show(
-        self, key: str, traffic: dict[str, int], recycles: int, reachable: Mapping[str, bool]
+        self,
+        key: str,
+        traffic: dict[str, int],
+        recycles: int,
+        due: int,
+        reachable: Mapping[str, bool],
     ) -> None:
         """Set what the series of the pool `<namespace>/<name>` say of its engines.
 
-        traffic: how many by their state; reachable: by pod name.
+        traffic: how many by their state; due: how many are to be recycled; reachable: by pod name.
         """
         found = self._shown.setdefault(key, _Shown())
-        found.traffic, found.recycles, found.reachable = traffic, recycles, reachable
+        found.traffic, found.recycles, found.due = traffic, recycles, due
+        found.reachable = reachable
 
     def show_tenants(self, key: str, tenants: Sequence[TenantFigures]) -> None:
         """Set what they say of its tenants."""
@@ -143,6 +155,7 @@ def _samples(shown: _Shown) -> Iterator[tuple[str, str, float]]:
     """Yield (family, value of its own label, value)."""
     yield from (("pool_engines", state, number) for state, number in shown.traffic.items())
     yield "pool_recycles", "", shown.recycles
+    yield "pool_engines_due", "", shown.due
     yield from (("engine_reachable", name, value) for name, value in shown.reachable.items())
     for each in shown.tenants:
         yield "tenant_adapters", each.tenant, each.adapters

@@ -1,7 +1,8 @@
 """When an engine's vLLM is started again to free host memory, and how far that has come. Pure.
 
-One engine of a pool at a time, and only while enough others take traffic. What is going on stands
-in the pool's status, so that it is seen, and so that another operator goes on from there.
+One engine of a pool at a time, and only while enough others take traffic; of some pools only while
+a trainer says that it is a good moment (safe_points.py). What is going on stands in the pool's
+status, so that it is seen, and so that another operator goes on from there.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from lorafleet_operator.api.v1alpha1 import RecycleWhen
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from lorafleet_operator.api.v1alpha1 import RecycleRule, Recycling
@@ -38,7 +41,17 @@ class Candidate:
     loads: int = 0
     growth: int | None = None
     """Bytes by which a worker's own memory grew with each load, None while nobody can say."""
+    host_bytes: int = 0
+    """Own memory of all its workers."""
     in_flight: int = 0
+
+
+@dataclass(frozen=True)
+class Due:
+    """Why an engine is to be recycled, and since when it is."""
+
+    why: str
+    since: datetime
 
 
 class Step(Enum):
@@ -62,21 +75,47 @@ def why_due(engine: Candidate, rule: RecycleRule) -> str:
     return ""
 
 
-def choose(engines: Sequence[Candidate], rule: RecycleRule | None) -> tuple[Candidate | None, str]:
+def all_due(
+    engines: Sequence[Candidate],
+    rule: RecycleRule | None,
+    before: Mapping[str, datetime],
+    now: datetime,
+) -> dict[str, Due]:
+    """Return the engines that are due, by pod name. before: since when some are, by instance."""
+    found = {}
+    for engine in engines if rule is not None else ():
+        if rule is not None and engine.instance and (why := why_due(engine, rule)):
+            found[engine.pod_name] = Due(why, before.get(engine.instance, now))
+    return found
+
+
+def choose(
+    engines: Sequence[Candidate],
+    rule: RecycleRule | None,
+    due: Mapping[str, Due],
+    now: datetime,
+    *,
+    safe_point: bool = False,
+) -> tuple[Candidate | None, str]:
     """Return the engine to recycle now and why, or None and what a due one waits for.
 
     Only for a pool of which no engine is being recycled. Engines are looked at by pod name.
+    safe_point: whether one is open.
     """
-    waits = ""
+    waits = []
     for engine in sorted(engines, key=lambda each: each.pod_name):
-        reason = why_due(engine, rule) if rule is not None and engine.takes_orders else ""
-        if rule is None or not reason:
+        found = due.get(engine.pod_name)
+        if rule is None or found is None or not engine.takes_orders:
             continue
-        problem = _problem(engine, engines, rule)
+        problem = cannot_be(engine)
+        if not problem and not safe_point and _waits_for_one(found, rule, now):
+            problem = "waits for a safe point"
+        problem = problem or _too_few(engine, engines, rule)
         if not problem:
-            return engine, reason
-        waits = waits or f"{engine.pod_name}: {reason}; {problem}"
-    return None, waits
+            return engine, found.why
+        waits.append(f"{engine.pod_name}: {found.why}; {problem}")
+    more = f" (and {len(waits) - 1} more)" if len(waits) > 1 else ""
+    return None, waits[0] + more if waits else ""
 
 
 def next_step(
@@ -109,11 +148,33 @@ def next_step(
     return Step.WAIT if settling or engine.in_flight else Step.ASK
 
 
-def _problem(engine: Candidate, engines: Sequence[Candidate], rule: RecycleRule) -> str:
+def remaining(engines: Sequence[Candidate], due: Mapping[str, Due]) -> list[Candidate]:
+    """Return the engines that are still to be recycled, less those that cannot be at any moment."""
+    return [
+        each
+        for each in engines
+        if each.pod_name in due and each.takes_orders and not cannot_be(each)
+    ]
+
+
+def cannot_be(engine: Candidate) -> str:
+    """Return why the engine cannot be recycled at any moment, "" if it can."""
     if not engine.plugin:
         return "without the plugin nobody can end its vLLM"
     if not engine.starts_again:
         return "the pod's restartPolicy is not Always"
+    return ""
+
+
+def _waits_for_one(due: Due, rule: RecycleRule, now: datetime) -> bool:
+    """Return whether a due engine is not recycled before there is a safe point."""
+    if rule.when is not RecycleWhen.SAFE_POINT:
+        return False
+    longest = rule.max_wait_seconds
+    return longest is None or now - due.since < timedelta(seconds=longest)
+
+
+def _too_few(engine: Candidate, engines: Sequence[Candidate], rule: RecycleRule) -> str:
     others = _others(engine, engines)
     if others < rule.min_ready_engines:
         return f"{others} other engines take traffic, {rule.min_ready_engines} have to"

@@ -5,7 +5,7 @@ What is going on stands in the pool's status before anything is done about it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import LorafleetError
@@ -13,13 +13,15 @@ from lorafleet.errors import LorafleetError
 from lorafleet_operator import recycle
 from lorafleet_operator.api.v1alpha1 import EngineHealth, Recycling
 from lorafleet_operator.recycle import Candidate, Step
+from lorafleet_operator.safe_points import safe_point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic
+    from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, SafePoint
     from lorafleet_operator.fleet import Fleet
+    from lorafleet_operator.recycle import Due
     from lorafleet_operator.world import EngineView
 
 _STEP_BYTES: Final = 64 << 10
@@ -35,6 +37,11 @@ class Recycled:
     count: int = 0
     last: str = ""
     message: str = ""
+    due: Mapping[str, Due] = field(default_factory=dict)
+    """By pod name."""
+    engines: Sequence[Candidate] = ()
+    """Of the pool, as they were looked at."""
+    safe_point: SafePoint | None = None
     event: tuple[str, str] | None = None
     """Reason and message."""
 
@@ -60,6 +67,11 @@ def loads(view: EngineView) -> int:
     return max((w.loads for w in (view.inventory.workers if view.inventory else ())), default=0)
 
 
+def host_bytes(view: EngineView) -> int:
+    """Return the memory of all workers that is shared with no file."""
+    return sum(w.private_host_bytes for w in (view.inventory.workers if view.inventory else ()))
+
+
 async def go_on(
     pool: EnginePool,
     views: Sequence[EngineView],
@@ -70,6 +82,8 @@ async def go_on(
     """Go on with the engine that is being recycled, or choose one."""
     rule, status, going = pool.spec.recycle, pool.status, pool.status.recycling
     engines = [_candidate(view, states[view.pod.name]) for view in views]
+    due = recycle.all_due(engines, rule, _due_since(pool, engines), now.replace(microsecond=0))
+    open_ = safe_point(status.safe_point, fleet.safe_points.of(pool.key), now)
     done, last, waits = status.recycles, status.last_recycle, ""
     event = None
     if going is not None:
@@ -85,7 +99,7 @@ async def go_on(
         elif step is Step.DROP:
             going = None
     elif rule is not None:
-        chosen, text = recycle.choose(engines, rule)
+        chosen, text = recycle.choose(engines, rule, due, now, safe_point=open_ is not None)
         waits = "" if chosen else text
         if chosen is not None:
             going = Recycling(
@@ -95,7 +109,18 @@ async def go_on(
                 message=text,
             )
             event = "Recycling", f"{chosen.pod_name}: {text}"
-    return Recycled(going, done, last, waits, event)
+    return Recycled(going, done, last, waits, due, engines, open_, event)
+
+
+def _due_since(pool: EnginePool, engines: Sequence[Candidate]) -> dict[str, datetime]:
+    """Return since when engines are due by what the status says, by instance."""
+    said = {each.pod_name: each for each in pool.status.engines}
+    found = {}
+    for engine in engines:
+        entry = said.get(engine.pod_name)
+        if entry is not None and entry.engine == engine.instance[-64:] and entry.recycle_due_since:
+            found[engine.instance] = entry.recycle_due_since
+    return found
 
 
 def _candidate(view: EngineView, state: EngineTraffic) -> Candidate:
@@ -110,6 +135,7 @@ def _candidate(view: EngineView, state: EngineTraffic) -> Candidate:
         starts_again=view.pod.starts_again,
         loads=loads(view),
         growth=growth(view),
+        host_bytes=host_bytes(view),
         in_flight=sum(entry.in_flight for entry in loaded),
     )
 

@@ -225,6 +225,11 @@ CASES = [
         adapter(routing={"httpRoute": {**GATEWAY}, "service": True}),
     ),
     Case(rules.RECYCLE_NEEDS_A_BOUND, pool(recycle={"maxLoads": 500}), pool(recycle={})),
+    Case(
+        rules.MAX_WAIT_NEEDS_SAFE_POINT,
+        pool(recycle={"maxLoads": 500, "when": "SafePoint", "maxWaitSeconds": 60}),
+        pool(recycle={"maxLoads": 500, "maxWaitSeconds": 60}),
+    ),
     Case(rules.SELECTOR_NOT_EMPTY, pool(), pool(selector={"matchLabels": {}})),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget="8Gi"), pool(hostMemoryBudget="8GiB")),
     Case(rules.POSITIVE_QUANTITY, pool(hostMemoryBudget=1 << 33), pool(hostMemoryBudget=0)),

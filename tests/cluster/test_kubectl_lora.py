@@ -51,7 +51,8 @@ def fleet(kube: KubeRest, namespace: str) -> str:
     engine = {"health": "Ready", "traffic": "Warm", "loaded": 1, "maxLoras": 2, "loads": 7}
     engine |= {"arenaLimitBytes": 64 << 20, "arenaUsedBytes": 6 << 20, "maxLoraRank": 64}
     lost = {**engine, "podName": "engine-1", "health": "Unreachable", "message": "gone \x1b[31m"}
-    engines = [{**engine, "podName": "engine-0"}, lost]
+    grown = {"hostGrowthPerLoad": 3 << 19, "recycleDue": "7 loads are more than 6"}
+    engines = [{**engine, **grown, "podName": "engine-0"}, lost]
     kube.merge(
         path("EnginePool", namespace, "main", "status"),
         {"status": {"totalEngines": 2, "engines": engines}},
@@ -152,9 +153,9 @@ def test_top_tells_of_engines_and_adapters_and_what_was_left_out(
     assert lines[0] == "2 engines, 1 of 3 adapters ready"
     width = len(fleet)
     assert lines[2:5] == [
-        f"ENGINE{' ' * (width + 5)}POOL  HEALTH       TRAFFIC  LOADED  SLOTS  STAGED        PINNED  LOADS  EVICTED  IN FLIGHT  MESSAGE",
-        f"{fleet}/engine-0  main  Ready        Warm     1       -/2    6.0Mi/64.0Mi  -       7      -        -          -",
-        f"{fleet}/engine-1  main  Unreachable  Warm     1       -/2    6.0Mi/64.0Mi  -       7      -        -          gone \\x1b[31m",
+        f"ENGINE{' ' * (width + 5)}POOL  HEALTH       TRAFFIC  LOADED  SLOTS  STAGED        PINNED  LOADS  GROWTH  EVICTED  IN FLIGHT  MESSAGE",
+        f"{fleet}/engine-0  main  Ready        Warm     1       -/2    6.0Mi/64.0Mi  -       7      1.5Mi   -        -          to be recycled: 7 loads are more than 6",
+        f"{fleet}/engine-1  main  Unreachable  Warm     1       -/2    6.0Mi/64.0Mi  -       7      -       -        -          gone \\x1b[31m",
     ]
     assert lines[7].split() == f"{fleet}/sql True 2/2 2 0 0 2.0Mi 2 0a0a0a0a0a0a Ready".split()
     note = 'note: no live figures of engines (2 of 2 engines): pods "engine-0" not found'

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from . import rules
-from .fields import Int32, Message, quantity_field
+from .fields import Int32, Message, ShortMessage, quantity_field
 from .meta import ApiModel
 from .quantity import to_bytes
 from .rules import validations
@@ -30,8 +30,21 @@ class WarmSet(ApiModel):
     """Longest wait in seconds; then the pod counts as ready, and an Event names what is missing."""
 
 
+class RecycleWhen(StrEnum):
+    """When an engine that is due may be recycled."""
+
+    ALWAYS = "Always"  # as soon as it is due
+    SAFE_POINT = "SafePoint"  # while a trainer holds a safe point open, or after maxWaitSeconds
+
+
 class RecycleRule(ApiModel):
     """When an engine's vLLM is started again to free host memory: one engine of the pool at a time."""
+
+    when: RecycleWhen = RecycleWhen.ALWAYS
+    """Always: as soon as an engine is due. SafePoint: while a trainer that may do so says that it is a
+    good moment (lorafleet.push: `fleet.safe_point()`)."""
+    max_wait_seconds: Int32 | None = Field(default=None, ge=1, le=2_592_000)
+    """Longest time in seconds that a due engine waits for a safe point; for ever if left out."""
 
     max_host_growth_per_load: str | int | None = quantity_field()
     """Most bytes by which a worker's own memory may grow with each load, on average since its first
@@ -43,7 +56,9 @@ class RecycleRule(ApiModel):
     min_ready_engines: Int32 = Field(default=1, ge=0, le=1000)
     """Fewest other engines that have to take traffic meanwhile; 0 for a pool of one engine."""
 
-    model_config = ConfigDict(json_schema_extra=validations(rules.RECYCLE_NEEDS_A_BOUND))
+    model_config = ConfigDict(
+        json_schema_extra=validations(rules.RECYCLE_NEEDS_A_BOUND, rules.MAX_WAIT_NEEDS_SAFE_POINT)
+    )
 
     @field_validator("max_host_growth_per_load")
     @classmethod
@@ -56,6 +71,8 @@ class RecycleRule(ApiModel):
     def _needs_a_bound(self) -> Self:
         if self.max_host_growth_per_load is None and self.max_loads is None:
             raise ValueError(rules.RECYCLE_NEEDS_A_BOUND.message)
+        if self.max_wait_seconds is not None and self.when is not RecycleWhen.SAFE_POINT:
+            raise ValueError(rules.MAX_WAIT_NEEDS_SAFE_POINT.message)
         return self
 
     @property
@@ -97,3 +114,16 @@ class Recycling(ApiModel):
     """When it was chosen."""
     message: Message = ""
     """Why."""
+
+
+class SafePoint(ApiModel):
+    """That engines which are due may be recycled now."""
+
+    open_until: datetime
+    """When it is over unless it is renewed, as it is for as long as a trainer's call lasts."""
+    opened_by: list[ShortMessage] = Field(
+        default_factory=list,
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    """Accounts that hold it open, the first eight."""

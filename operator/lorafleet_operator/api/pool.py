@@ -1,5 +1,6 @@
 """EnginePool: which pods are engines, and what the operator sees of them."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from .fields import (
     ShortMessage,
     quantity_field,
 )
-from .lifecycle import EngineTraffic, RecycleRule, Recycling, WarmSet
+from .lifecycle import EngineTraffic, RecycleRule, Recycling, SafePoint, WarmSet
 from .meta import ApiModel, ObjectMeta
 from .quantity import to_bytes
 from .routing import PoolRouting, RoutingStatus
@@ -140,6 +141,10 @@ class PoolEngine(ApiModel):
     """Adapters that a worker of the engine has loaded since its vLLM started."""
     host_growth_per_load: Int64 | None = None
     """Bytes by which a worker's own memory grew with each load; left out until there were enough."""
+    recycle_due: str = Field(default="", max_length=128)
+    """Why the engine is to be recycled by spec.recycle; empty while it is not."""
+    recycle_due_since: datetime | None = None
+    """Since when it is."""
     max_lora_rank: Int32 = Field(default=0, ge=0)
     """Largest rank that the engine takes (vLLM's max_lora_rank)."""
     max_loras: Int32 = Field(default=0, ge=0)
@@ -172,7 +177,8 @@ class EnginePoolStatus(ApiModel):
         max_length=names.MAX_STATUS_ENGINES,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    """The first hundred engines of the pool, those with trouble first."""
+    """The first hundred engines of the pool, those with trouble first, then those due to be
+    recycled."""
     tenants: list[TenantUsage] = Field(
         default_factory=list,
         max_length=names.MAX_STATUS_TENANTS,
@@ -190,6 +196,8 @@ class EnginePoolStatus(ApiModel):
     """Which engine was recycled last, and why."""
     recycle_message: Message = ""
     """Which engine is due and what it waits for."""
+    safe_point: SafePoint | None = None
+    """The safe point that is open, if there is one."""
     conditions: Conditions = Field(default_factory=list)
     """EnginesReady and PluginActive; Routed with spec.routing.service."""
 

@@ -158,6 +158,11 @@ RECYCLE_NEEDS_A_BOUND: Final = Rule(
     "recycle needs maxHostGrowthPerLoad or maxLoads, or both",
 )
 
+MAX_WAIT_NEEDS_SAFE_POINT: Final = Rule(
+    "!has(self.maxWaitSeconds) || self.when == 'SafePoint'",
+    "recycle.maxWaitSeconds is for when: SafePoint",
+)
+
 SELECTOR_NOT_EMPTY: Final = Rule(
     "size(self) >= 1",
     "selector.matchLabels needs at least one label; an empty one would take every pod",

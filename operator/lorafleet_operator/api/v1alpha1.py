@@ -22,7 +22,15 @@ from .adapter import (
 )
 from .fields import LocalReference, PoolReference
 from .grant import AdapterGrant, GrantedKind
-from .lifecycle import EngineTraffic, RecycleRule, Recycling, WarmPolicy, WarmSet
+from .lifecycle import (
+    EngineTraffic,
+    RecycleRule,
+    RecycleWhen,
+    Recycling,
+    SafePoint,
+    WarmPolicy,
+    WarmSet,
+)
 from .meta import Condition, ObjectMeta
 from .pool import (
     EngineHealth,
@@ -98,6 +106,7 @@ __all__ = [
     "Probe",
     "PushedStep",
     "RecycleRule",
+    "RecycleWhen",
     "Recycling",
     "Residency",
     "Revision",
@@ -106,6 +115,7 @@ __all__ = [
     "RolloutStatus",
     "RoutingStatus",
     "S3Source",
+    "SafePoint",
     "Tenant",
     "TenantGuarantee",
     "TenantQuota",

@@ -68,13 +68,14 @@ async def check_access(
     verb: str,
     *,
     namespace: str,
+    resource: str = names.ADAPTER_PLURAL,
     name: str = "",
     subresource: str = "",
 ) -> None:
-    """Raise AccessDenied unless the account may do that to LoRAAdapters of the namespace."""
+    """Raise AccessDenied unless the account may do that to our resources of the namespace."""
     attributes = {
         "group": names.GROUP,
-        "resource": names.ADAPTER_PLURAL,
+        "resource": resource,
         "verb": verb,
         "namespace": namespace,
         "name": name,
@@ -93,7 +94,7 @@ async def check_access(
     }
     status = (await _asked(api, _ACCESS, body)).get("status") or {}
     if not status.get("allowed"):
-        what = f"{names.ADAPTER_PLURAL}/{subresource}" if subresource else names.ADAPTER_PLURAL
+        what = f"{resource}/{subresource}" if subresource else resource
         raise AccessDenied(f"{who.user} may not {verb} {what} in namespace {namespace}")
 
 

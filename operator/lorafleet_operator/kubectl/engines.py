@@ -26,7 +26,7 @@ MOST_ASKED: Final = 100
 """Engines whose sidecars are asked."""
 _AT_A_TIME: Final = 8
 _MOST_BYTES: Final = 4 << 20
-_TEXTS: Final = ("pool", "health", "traffic", "message")
+_TEXTS: Final = ("pool", "health", "traffic", "message", "recycleDue")
 _NUMBERS: Final = (
     "adapters",
     "slots",
@@ -35,6 +35,7 @@ _NUMBERS: Final = (
     "arenaBytes",
     "pinnedBytes",
     "loads",
+    "growthPerLoad",
     "evictions",
     "inFlight",
 )
@@ -75,6 +76,8 @@ def of_pool(pool: dict[str, Any]) -> list[EngineView]:
             stagedBytes=adapters.number(one, "arenaUsedBytes"),
             arenaBytes=adapters.number(one, "arenaLimitBytes"),
             loads=adapters.number(one, "loads"),
+            growthPerLoad=adapters.number(one, "hostGrowthPerLoad"),
+            recycleDue=adapters.text(one, "recycleDue"),
         )
         for one in adapters.each(pool, "status", "engines")
     ]

@@ -28,6 +28,7 @@ ENGINES: Final = (
     "STAGED",
     "PINNED",
     "LOADS",
+    "GROWTH",
     "EVICTED",
     "IN FLIGHT",
     "MESSAGE",
@@ -160,9 +161,10 @@ def _engine(each: EngineView) -> list[object]:
         _of(size(each["stagedBytes"]), size(each["arenaBytes"])),
         size(each["pinnedBytes"]),
         _number(each["loads"]),
+        size(each["growthPerLoad"]),
         _number(each["evictions"]),
         _number(each["inFlight"]),
-        each["message"],
+        each["message"] or (each["recycleDue"] and f"to be recycled: {each['recycleDue']}"),
     ]
 
 

@@ -71,6 +71,10 @@ class EngineView(TypedDict):
     arenaBytes: int | None
     pinnedBytes: int | None
     loads: int | None  # of a worker, since its vLLM started
+    growthPerLoad: (
+        int | None
+    )  # bytes of a worker's own host memory; null until there were enough loads
+    recycleDue: str  # why it is to be recycled by the pool's rule, "" if it is not
     evictions: int | None
     inFlight: int | None
     live: bool  # whether the sidecar was asked just now; else it is what the status tells

@@ -1,4 +1,4 @@
-"""Who may push: Kubernetes says, and refusals are told as Events in the namespace."""
+"""Who may push and open safe points: Kubernetes says, and refusals are told as Events in the namespace."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _QUIET_SECONDS: Final = 60.0
 _MOST: Final = 100
 """Events about refusals in that time: anybody can knock, and under any adapter's name."""
+SAFE_POINT: Final = "safe point"
+"""What is refused, in Events; else it is a push."""
 _BEARER: Final = "bearer "
 _REVIEWS: Final = 4
 """Questions to the API server at a time: strangers' may not keep the operator's own from it."""
@@ -67,12 +69,13 @@ class Doorkeeper:
         namespace: str,
         name: str,
         subresource: str = "",
+        what: str = "push",
     ) -> reviews.Account:
         """Return whose call it is. Raises AccessDenied, which is told of as an Event, and
         SourceUnavailable when the API server does not say, PathNotAllowed for what is no name."""
         checked_object_name(namespace, "namespace")
         checked_object_name(name, "name")
-        async with self._refusals_told(namespace, name):
+        async with self._refusals_told(namespace, name, what):
             who = _CALLER.get(None) or await self.identify(metadata)
             async with self._asking():
                 await reviews.check_access(
@@ -84,6 +87,20 @@ class Doorkeeper:
         """Raise AccessDenied unless the account may create LoRAAdapters in the namespace."""
         async with self._refusals_told(namespace, name), self._asking():
             await reviews.check_access(self._api, who, "create", namespace=namespace, name=name)
+
+    async def may_open(self, who: reviews.Account, namespace: str, name: str) -> None:
+        """Raise AccessDenied unless the account may open safe points of the EnginePool."""
+        told = self._refusals_told(namespace, name, SAFE_POINT, names.POOL_KIND)
+        async with told, self._asking():
+            await reviews.check_access(
+                self._api,
+                who,
+                "create",
+                namespace=namespace,
+                resource=names.POOL_PLURAL,
+                name=name,
+                subresource="safepoint",
+            )
 
     async def refused(self, metadata: Mapping[str, str | bytes], error: AccessDenied) -> None:
         """Tell of a call that was refused before it said anything but its metadata."""
@@ -103,15 +120,24 @@ class Doorkeeper:
             ) from None
 
     @asynccontextmanager
-    async def _refusals_told(self, namespace: str, name: str) -> AsyncIterator[None]:
+    async def _refusals_told(
+        self, namespace: str, name: str, what: str = "push", kind: str = names.ADAPTER_KIND
+    ) -> AsyncIterator[None]:
         try:
             yield
         except AccessDenied as error:
             metrics.PUSHES_REFUSED.inc()
-            await self._tell(namespace, name, str(error))
+            await self._tell(namespace, name, str(error), what, kind)
             raise
 
-    async def _tell(self, namespace: str, name: str, line: str) -> None:
+    async def _tell(
+        self,
+        namespace: str,
+        name: str,
+        line: str,
+        what: str = "push",
+        kind: str = names.ADAPTER_KIND,
+    ) -> None:
         """Post an Event, but not the same one again and again."""
         try:
             checked_object_name(namespace, "namespace")
@@ -128,9 +154,9 @@ class Doorkeeper:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await post_event(
                     self._api,
-                    names.ADAPTER_KIND,
+                    kind,
                     body,
                     type_="Warning",
-                    reason="PushRefused",
-                    message=f"push of {name}: {line}",
+                    reason="SafePointRefused" if what == SAFE_POINT else "PushRefused",
+                    message=f"{what} of {name}: {line}",
                 )

@@ -22,7 +22,7 @@ from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from lorafleet_operator import metrics
 from lorafleet_operator.cluster import pushed_specs
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.push import named
+from lorafleet_operator.push import named, safe_point
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
 from lorafleet_operator.push.revision import described
@@ -261,6 +261,12 @@ class PushService(pb_grpc.PushServiceServicer):
                     raise SourceNotFound(f"{request.namespace}/{request.name} was deleted")
         except LorafleetError as error:
             await abort(context, error)
+
+    def OpenSafePoint(  # noqa: N802
+        self, request: pb.OpenSafePointRequest, context: Any
+    ) -> AsyncIterator[pb.SafePointStatus]:
+        """Let the adapter's pool recycle engines for as long as the call lasts."""
+        return safe_point.hold(self._fleet, self._door, request, context)
 
     def _wanted(self) -> set[str]:
         """Return `<namespace>/<name>/<hex>` of each revision that a spec names."""

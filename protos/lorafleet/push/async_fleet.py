@@ -11,7 +11,7 @@ from lorafleet.push.fleet import Fleet
 if TYPE_CHECKING:
     from lorafleet.push.background import Pending
     from lorafleet.push.revision import Engines, Revision
-    from lorafleet.v1alpha1 import push_pb2 as pb
+    from lorafleet.push.safe_point import SafePoint
 
 
 class AsyncRevision:
@@ -55,6 +55,10 @@ class AsyncFleet:
         """As Fleet.push_later."""
         return await asyncio.to_thread(partial(self._fleet.push_later, what, **options))
 
-    async def safe_point(self, name: str, timeout: float = 3600.0) -> list[pb.GrownEngine]:  # noqa: ASYNC109 - as Fleet's
-        """As Fleet.safe_point."""
-        return await asyncio.to_thread(self._fleet.safe_point, name, timeout)
+    async def safe_point(self, name: str = "", timeout: float = 3600.0) -> SafePoint:  # noqa: ASYNC109 - as Fleet's
+        """As Fleet.safe_point; one that is cancelled is closed."""
+        opening = self._fleet.opening(name, timeout)
+        try:
+            return await asyncio.to_thread(opening.wait)
+        finally:
+            opening.close()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, Final
 
 from transformers import TrainerCallback
+
+from lorafleet.errors import LorafleetError
 
 if TYPE_CHECKING:
     from lorafleet.push.background import Pending
     from lorafleet.push.fleet import Fleet
     from lorafleet.push.revision import Revision
+    from lorafleet.push.safe_point import SafePoint
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class PushCallback(TrainerCallback):  # type: ignore[misc]
@@ -17,18 +23,31 @@ class PushCallback(TrainerCallback):  # type: ignore[misc]
 
     A step pays for the copy out of the model alone, and a revision that is overtaken before it is sent
     is dropped. At the end the last one is pushed and, with `wait`, waited for on every engine.
+    With `safe_point_on_save` each checkpoint is a safe point, for so many seconds at most: engines of
+    the pool that grew are recycled before the training goes on. One that cannot be had is logged.
     `push`: what Fleet.push takes beside the model, `name` at least.
     """
 
-    def __init__(self, fleet: Fleet, *, every: int = 1, wait: bool = True, **push: Any) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        every: int = 1,
+        wait: bool = True,
+        safe_point_on_save: float = 0.0,
+        **push: Any,
+    ) -> None:
         self._fleet = fleet
         self._every = every
         self._wait = wait
+        self._safe_point_seconds = safe_point_on_save
         self._push = push
         self.pending: Pending | None = None
         """What the last step queued."""
         self.revision: Revision | None = None
         """What the end of the training pushed."""
+        self.safe_point: SafePoint | None = None
+        """What became of the last safe point; None if it could not be had."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Queue the step's adapter."""
@@ -36,6 +55,16 @@ class PushCallback(TrainerCallback):  # type: ignore[misc]
             self.pending = self._fleet.push_later(
                 kwargs["model"], step=state.global_step, **self._push
             )
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let engines be recycled, from the main process."""
+        if not self._safe_point_seconds or not state.is_world_process_zero:
+            return
+        self.safe_point = None
+        try:
+            self.safe_point = self._fleet.safe_point(self._push["name"], self._safe_point_seconds)
+        except LorafleetError as error:
+            _LOG.warning("step %s is no safe point: %s", state.global_step, error)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Push the last one."""

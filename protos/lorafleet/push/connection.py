@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -169,6 +170,31 @@ class Connection:
         if self._channel is not None:
             yield ""
         yield from self.operator.targets()
+
+
+def answers(
+    operator: Operator, ask: Callable[[pb_grpc.PushServiceStub, Any, float], Any], deadline: float
+) -> Iterator[Any]:
+    """Yield what the operator says in answer to one call, until it ends.
+
+    ask(service, metadata, seconds until the deadline): begins the call, again until one is answered.
+    Raises as Connection.call before the first answer, grpc.RpcError after it.
+    """
+    connection = Connection(operator)
+    calls: list[Any] = []
+
+    def begin(stub: pb_grpc.PushServiceStub, metadata: Any) -> Any:
+        calls.append(ask(stub, metadata, max(deadline - time.monotonic(), 0.01)))
+        return next(calls[-1])
+
+    try:
+        yield connection.call(begin)
+        yield from calls[-1]
+    finally:
+        for call in calls:
+            with suppress(Exception):
+                call.cancel()
+        connection.close()
 
 
 def _read(file: Path) -> bytes:

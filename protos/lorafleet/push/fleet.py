@@ -13,7 +13,7 @@ from lorafleet.push import peft_model
 from lorafleet.push.background import Background
 from lorafleet.push.connection import PROJECTED_TOKEN, Connection, Operator
 from lorafleet.push.revision import Revision
-from lorafleet.push.safe_point import safe_point
+from lorafleet.push.safe_point import Opening
 from lorafleet.push.sending import Sending
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lorafleet.push.background import Pending
     from lorafleet.push.connection import Token
     from lorafleet.push.content import Content
+    from lorafleet.push.safe_point import SafePoint
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -91,6 +92,7 @@ class Fleet:
         self._operator = Operator(address, token, trusted, retry_seconds)
         self._connection = Connection(self._operator)
         self._turn = threading.Lock()
+        self._last = ""  # the adapter that was pushed last
         self._background = Background(self._send)
 
     def __enter__(self) -> Self:
@@ -150,6 +152,7 @@ class Fleet:
         manifest.tensor_digests.extend(content.digests())
         with self._turn:
             committed = self._connection.call(Sending(manifest, content, progress))
+            self._last = manifest.name
         return Revision(
             namespace=manifest.namespace,
             name=manifest.name,
@@ -162,12 +165,22 @@ class Fleet:
             _operator=self._operator,
         )
 
-    def safe_point(self, name: str, timeout: float = 3600.0) -> list[pb.GrownEngine]:
-        """Let the adapter's pool recycle engines that grew; return what became of each.
+    def safe_point(self, name: str = "", timeout: float = 3600.0) -> SafePoint:
+        """Let the adapter's pool recycle engines that grew; return what became of them.
 
-        Returns when none is due and every engine serves what it should. Raises NotServed.
+        `name`: by default the adapter that was pushed last. Returns when no engine is due and every one
+        that was recycled serves what it should, at once if none was due. Leaving it early, by an
+        exception or with the process, lets no further engine be begun. Raises NotServed after
+        `timeout` seconds (at most a day), AccessDenied, OperatorUnreachable.
         """
-        return safe_point(self._operator, self.namespace, name, timeout)
+        return self.opening(name, timeout).wait()
+
+    def opening(self, name: str, timeout: float) -> Opening:
+        """Return the safe point, not open yet: for who waits for it in another thread."""
+        name = name or self._last
+        if not name:
+            raise InvalidAdapter("nothing was pushed yet: name the adapter whose pool it is")
+        return Opening(self._operator, self.namespace, name, timeout)
 
 
 def content_of(what: Any, config: Any, adapter: str) -> Content | None:

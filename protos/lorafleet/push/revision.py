@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +10,7 @@ import grpc
 
 from lorafleet.errors import LorafleetError, from_reason
 from lorafleet.pinned_names import whole
-from lorafleet.push.connection import Connection, about
+from lorafleet.push.connection import Connection, about, answers
 from lorafleet.push.failures import NotServed, Overtaken, from_call
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -114,24 +113,11 @@ class Revision:
             call.cancel()
 
     def _statuses(self, deadline: float) -> Iterator[pb.PushStatus]:
-        connection = Connection(self._operator)
-        calls: list[Any] = []
-
-        def begin(stub: Any, metadata: Any) -> pb.PushStatus:
-            left = max(deadline - time.monotonic(), 0.01)
+        def ask(stub: Any, metadata: Any, left: float) -> Any:
             given = about(metadata, self.namespace, self.name)
-            calls.append(stub.WatchPush(self._request, metadata=given, timeout=left))
-            found: pb.PushStatus = next(calls[-1])
-            return found
+            return stub.WatchPush(self._request, metadata=given, timeout=left)
 
-        try:
-            yield connection.call(begin)
-            yield from calls[-1]
-        finally:
-            for call in calls:
-                with suppress(Exception):
-                    call.cancel()
-            connection.close()
+        return answers(self._operator, ask, deadline)
 
     def _served(self, status: pb.PushStatus, engines: Engines) -> bool:
         if status.generation > self.generation and status.revision != self.revision:

@@ -143,13 +143,17 @@ class SafePointStatus(_message.Message):
     def __init__(self, done: _Optional[bool] = ..., message: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[GrownEngine, _Mapping]]] = ...) -> None: ...
 
 class GrownEngine(_message.Message):
-    __slots__ = ("pod", "loads", "growth_per_load", "recycled")
+    __slots__ = ("pod", "loads", "growth_per_load", "due", "instance", "host_bytes")
     POD_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     GROWTH_PER_LOAD_FIELD_NUMBER: _ClassVar[int]
-    RECYCLED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     pod: str
     loads: int
     growth_per_load: int
-    recycled: bool
-    def __init__(self, pod: _Optional[str] = ..., loads: _Optional[int] = ..., growth_per_load: _Optional[int] = ..., recycled: _Optional[bool] = ...) -> None: ...
+    due: str
+    instance: str
+    host_bytes: int
+    def __init__(self, pod: _Optional[str] = ..., loads: _Optional[int] = ..., growth_per_load: _Optional[int] = ..., due: _Optional[str] = ..., instance: _Optional[str] = ..., host_bytes: _Optional[int] = ...) -> None: ...

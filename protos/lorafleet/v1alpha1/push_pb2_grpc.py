@@ -28,9 +28,10 @@ if _version_not_supported:
 class PushServiceStub:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
-    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
-    key "lorafleet-reason", as those of SidecarService do.
+    (Push) or `get` on `loraadapters` (WatchPush, OpenSafePoint), and for OpenSafePoint `create` on
+    `enginepools/safepoint` in the pool's. With "lorafleet-adapter": "<namespace>/<name>" a call that
+    is refused for its token is told of as an Event there. Failures carry the trailing metadata key
+    "lorafleet-reason", as those of SidecarService do.
     """
 
     def __init__(self, channel):
@@ -59,9 +60,10 @@ class PushServiceStub:
 class PushServiceServicer:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
-    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
-    key "lorafleet-reason", as those of SidecarService do.
+    (Push) or `get` on `loraadapters` (WatchPush, OpenSafePoint), and for OpenSafePoint `create` on
+    `enginepools/safepoint` in the pool's. With "lorafleet-adapter": "<namespace>/<name>" a call that
+    is refused for its token is told of as an Event there. Failures carry the trailing metadata key
+    "lorafleet-reason", as those of SidecarService do.
     """
 
     def Push(self, request_iterator, context):
@@ -84,7 +86,9 @@ class PushServiceServicer:
 
     def OpenSafePoint(self, request, context):
         """Lets the adapter's pool recycle engines that are due, one at a time, as long as the call lasts;
-        ends when none is due and every warm set is back.
+        ends with `done` when none is due and every warm set is back, or without it after
+        timeout_seconds. Once it has ended no further engine is begun, and one that is being recycled
+        is finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,9 +123,10 @@ def add_PushServiceServicer_to_server(servicer, server):
 class PushService:
     """Served by the operator. Every call carries a Kubernetes token in its metadata ("authorization":
     "Bearer ..."), whose account must be allowed `create` on `loraadapters/push` in the namespace
-    (Push, OpenSafePoint) or `get` on `loraadapters` (WatchPush). With "lorafleet-adapter":
-    "<namespace>/<name>" a call that is refused for its token is told of as an Event there. Failures carry the trailing metadata
-    key "lorafleet-reason", as those of SidecarService do.
+    (Push) or `get` on `loraadapters` (WatchPush, OpenSafePoint), and for OpenSafePoint `create` on
+    `enginepools/safepoint` in the pool's. With "lorafleet-adapter": "<namespace>/<name>" a call that
+    is refused for its token is told of as an Event there. Failures carry the trailing metadata key
+    "lorafleet-reason", as those of SidecarService do.
     """
 
     @staticmethod

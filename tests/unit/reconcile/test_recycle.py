@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_operator.api.v1alpha1 import RecycleRule, Recycling
-from lorafleet_operator.recycle import Candidate, Step, choose, next_step, why_due
+from lorafleet_operator.api.v1alpha1 import RecycleRule, RecycleWhen, Recycling
+from lorafleet_operator.recycle import Candidate, Due, Step, all_due, choose, next_step, why_due
 from lorafleet_operator.recycling import growth, loads
 from operator_builders import engine as view_of
 
@@ -68,9 +68,62 @@ def test_an_engine_is_due(changes: dict[str, Any], why: str) -> None:
     ],
 )
 def test_the_next_engine(pool: list[Candidate], chosen: str | None, waits: str) -> None:
-    found, text = choose(pool, RULE)
+    found, text = choose(pool, RULE, all_due(pool, RULE, {}, NOW), NOW)
     assert (found and found.pod_name) == chosen
     assert waits in text
+
+
+HELD = RecycleRule(max_loads=100, when=RecycleWhen.SAFE_POINT)
+AT_LAST = RecycleRule(max_loads=100, when=RecycleWhen.SAFE_POINT, max_wait_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("why", "rule", "waited", "safe_point", "waits"),
+    [
+        ("nobody has said that it may", HELD, 10**9, False, "waits for a safe point (and 1 more)"),
+        ("a trainer says so", HELD, 0, True, ""),
+        ("not long enough waited for", AT_LAST, 59, False, "waits for a safe point"),
+        ("long enough waited for", AT_LAST, 60, False, ""),
+        ("no safe point is needed", RULE, 0, False, ""),
+        ("safe points mean nothing here", RULE, 0, True, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_due_engine_waits_for_a_safe_point(
+    why: str, rule: RecycleRule, waited: float, safe_point: bool, waits: str
+) -> None:
+    since = NOW - timedelta(seconds=waited)
+    pool = [engine(loads=101), engine("e-1", loads=102), engine("e-2")]
+    due = all_due(pool, rule, {each.instance: since for each in pool}, NOW)
+    found, text = choose(pool, rule, due, NOW, safe_point=safe_point)
+    assert (found is None, waits in text) == (bool(waits), True)
+
+
+def test_each_engine_waits_for_its_own_time_and_a_new_vllm_from_the_start() -> None:
+    pool = [engine(loads=101), engine("e-1", loads=101), engine("e-2")]
+    before = {"uid-e-0/i0": NOW - timedelta(days=1), "uid-e-1/i1": NOW - timedelta(seconds=60)}
+    due = all_due(pool, AT_LAST, before, NOW)
+    assert due["e-0"].since == NOW
+    found, _ = choose(pool, AT_LAST, due, NOW)
+    assert found is not None
+    assert found.pod_name == "e-1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({"plugin": False}, "without the plugin"),
+        ({"starts_again": False}, "restartPolicy"),
+        ({}, "waits for a safe point"),
+    ],
+)
+def test_what_can_never_be_is_told_before_what_is_waited_for(
+    changes: dict[str, Any], waits: str
+) -> None:
+    pool = [engine(loads=101, **changes)]
+    assert waits in choose(pool, HELD, all_due(pool, HELD, {}, NOW), NOW)[1]
+    _, text = choose([engine(loads=101)], HELD, {"e-0": Due("x", NOW)}, NOW, safe_point=True)
+    assert text == "e-0: x; 0 other engines take traffic, 1 have to"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +173,7 @@ def test_no_engine_is_ended_below_the_minimum_of_those_that_take_traffic(
     pool: list[Candidate], least: int
 ) -> None:
     rule = RecycleRule(max_loads=100, min_ready_engines=least)
-    chosen, _ = choose(pool, rule)
+    chosen, _ = choose(pool, rule, all_due(pool, rule, {}, NOW), NOW)
     if chosen is None:
         return
     assert why_due(chosen, rule)
