@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-from lorafleet import pinned_names
-
 GROUP: Final = "lorafleet.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
@@ -75,6 +73,8 @@ def pool_key(namespace: str, name: str) -> str:
 
 def served_name_problem(name: str) -> str | None:
     """Return why `name` cannot be served, in one line, or None. Same rule as the CRD's."""
+    from lorafleet import pinned_names  # here: `kubectl lora` needs the constants alone
+
     if not 1 <= len(name) <= MAX_SERVED_NAME:
         return f"invalid adapter name: has {len(name)} characters, expected 1 to {MAX_SERVED_NAME}"
     if any(unicodedata.category(char) in _UNPRINTABLE for char in name):
