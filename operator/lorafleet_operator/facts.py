@@ -77,6 +77,9 @@ class Facts:
     engines: list[EngineView] = field(default_factory=list)
     """Of the pool's engines those that have the adapter, had it or should have it, and, until it is
     placed, one of each profile; then others that still have it."""
+    awaited: frozenset[str] = frozenset()
+    """UIDs of engines that had the adapter by its status, and that have taken no order of this
+    operator's yet: where all change at once they are waited for, for as long as the pool's grace."""
     # resolve
     fingerprint: str = ""
     """Identity of the newest wanted content, "" while nobody knows it."""
@@ -154,12 +157,15 @@ class Facts:
     def may_act(self) -> bool:
         """Whether the pass may give orders for the wanted revision.
 
-        What was decided is carried out whatever has come of the source.
+        What was decided for all engines, and what they served before, is so whatever has come of the
+        source.
         """
         if self.placed is None or not self.placed.pods or self.held_back:
             return False
-        if (self.decided or self.adapter.status.decided) and self.course().decided:
-            return True
+        if self.adapter.spec.rollout.atomic or self.decided or self.adapter.status.decided:
+            course = self.course()
+            if course.decided or (course.main != course.newest and course.given_up is None):
+                return True
         return bool(self.fingerprint) and self.rejection is None
 
     @property

@@ -47,6 +47,16 @@ async def observe(facts: Facts, fleet: Fleet) -> None:
         elsewhere -= {pod.uid for pod in of_pool}
     others = engines_outside(elsewhere, world, links) if elsewhere else []
     facts.engines = [*members, *others]
+    if adapter.spec.rollout.atomic or adapter.status.decided is not None:
+        named = {entry.pod_name for entry in adapter.status.engines}
+        facts.awaited = frozenset(
+            view.uid
+            for view in members
+            if view.pod.name in named
+            and not view.takes_orders
+            and not view.leaving
+            and view.away_for < fleet.settings.engine_grace_seconds
+        )
     await _count_requests(facts, fleet)
 
 

@@ -89,7 +89,7 @@ async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
 async def decide(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:
     """Say that all engines come to serve the newest content, once each has it, before a name moves."""
     course = facts.course()
-    if facts.may_act and course.unanimous and course.rollout is not None:
+    if course.unanimous and course.rollout is not None and facts.may_act:
         facts.decided = atomic.decide(course.rollout, datetime.now(UTC))
         await say()
         crash_at("decided")

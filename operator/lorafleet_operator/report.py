@@ -129,6 +129,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
     lost = facts.placed is not None and facts.placed.lost_name
     digest = digest_of(facts.engines, course.main) or old.digest
     settled = bool(desired) and ready == desired and course.main == course.newest != ""
+    settled = settled and not facts.awaited
     status = LoRAAdapterStatus(
         observed_generation=generation,
         digest=digest,
@@ -329,7 +330,7 @@ def _entries(
     before = {entry.pod_name: entry for entry in facts.adapter.status.engines}
     entries = []
     for view in facts.engines:
-        if facts.is_desired(view) or view.loaded(facts.key):
+        if facts.is_desired(view) or view.loaded(facts.key) or view.uid in facts.awaited:
             error = facts.troubles.get(view.uid) or facts.refusals.get(view.uid)
             content = course.content_for(view.uid)
             entry = engine_entry(view, facts.key, content, error, before.get(view.pod.name), now)

@@ -110,18 +110,33 @@ def chart(facts: Facts, now: datetime) -> Course:
 def _all_or_none(facts: Facts, stable: Revision | None, now: datetime) -> Course:
     """Return the course to a revision that is served everywhere or nowhere, while that is open.
 
-    An engine that serves nothing, for it was restarted meanwhile, is given the stable one back.
+    An engine that serves nothing, for it was restarted meanwhile, is given the stable one back,
+    whatever has come of the source.
     """
     newest = facts.fingerprint
-    if not newest or (stable is not None and _same(facts, newest, stable.fingerprint)):
+    if stable is not None and _same(facts, newest, stable.fingerprint):
         return Course(newest, stable)
+    trying = frozenset(view.uid for view in facts.engines) - _idle(facts, stable)
+    if not newest:
+        return Course(newest, stable, trying=trying)
     if stable is not None and not facts.pinned:
         given_up = facts.given_up or _given_up(facts) or _give_up(facts, stable, now)
         if given_up is not None:
             return Course(newest, stable, given_up=given_up)
     members = _members(facts, newest)
     revision = Revision(digest=digest_of(facts.engines, newest), fingerprint=newest)
-    idle = {
+    return Course(
+        newest,
+        stable,
+        trying=trying,
+        rollout=atomic.gather(revision, members),
+        unanimous=atomic.may_decide(members),
+    )
+
+
+def _idle(facts: Facts, stable: Revision | None) -> set[str]:
+    """Return the engines that serve nothing and could serve the stable revision."""
+    return {
         view.uid
         for view in facts.engines
         if stable is not None
@@ -129,13 +144,6 @@ def _all_or_none(facts: Facts, stable: Revision | None, now: datetime) -> Course
         and view.uid not in facts.unable
         and not any(_named(facts, entry) for entry in view.loaded(facts.key) if entry.published)
     }
-    return Course(
-        newest,
-        stable,
-        trying=frozenset(view.uid for view in facts.engines) - idle,
-        rollout=atomic.gather(revision, members),
-        unanimous=atomic.may_decide(members),
-    )
 
 
 def _members(facts: Facts, content: str) -> list[atomic.Member]:
@@ -158,7 +166,7 @@ def _members(facts: Facts, content: str) -> list[atomic.Member]:
     }
     found = []
     for view in facts.engines:
-        if not facts.is_desired(view) and view.uid not in left_out:
+        if not facts.is_desired(view) and view.uid not in left_out | facts.awaited:
             continue
         loaded = _loaded(facts, view, content)
         found.append(

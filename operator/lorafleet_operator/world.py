@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
 
+_EVER: Final = float("inf")
 _HEALTH = {
     pb.ENGINE_HEALTH_STARTING: EngineHealth.STARTING,
     pb.ENGINE_HEALTH_READY: EngineHealth.READY,
@@ -44,6 +45,8 @@ class EngineView:
     """Why there is no contact with the sidecar; empty when the inventory is current."""
     ill_for: float = 0.0
     """Seconds since the engine last took orders; infinite if it never did."""
+    away_for: float = 0.0
+    """The same, counted from the link's beginning if it never did; infinite without a link."""
     inventory: pb.Inventory | None = None
     """The latest inventory, None if the sidecar never answered."""
     profile: EngineProfile | None = None
@@ -246,12 +249,13 @@ def engine_view(pod: EnginePod, links: Links, *, member: bool = True) -> EngineV
     link = links.get(pod.uid)
     if link is None:
         problem = "the pod is not running" if not pod.running else "the pod has no address yet"
-        return EngineView(pod, member=member, problem=problem, ill_for=float("inf"))
+        return EngineView(pod, member=member, problem=problem, ill_for=_EVER, away_for=_EVER)
     return EngineView(
         pod,
         member=member,
         problem=link.problem,
         ill_for=link.ill_for(),
+        away_for=link.away_for(),
         inventory=link.inventory,
         profile=link.profile,
         profile_problem=link.profile_problem,

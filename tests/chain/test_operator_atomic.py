@@ -101,7 +101,9 @@ def test_an_engine_that_is_cut_off_between_the_phases_follows_when_it_is_back(
     try:
         operator = chain.start_operator()
         eventually(lambda: moves(chain)[:2] == [[old, decided]] * 2, SECONDS)
-        eventually(lambda: chain.status("sql")["decided"].get("waitingFor") == "engine-2", SECONDS)
+        eventually(
+            lambda: chain.status("sql").get("decided", {}).get("waitingFor") == "engine-2", SECONDS
+        )
         operator.process.kill()
         chain.start_operator()
     finally:

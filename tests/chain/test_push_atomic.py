@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from kube_rest import KubeRest
-from lorafleet.errors import InvalidAdapter
+from lorafleet.errors import LorafleetError
 from lorafleet.push import Fleet, NotServed
 from operator_chain import BASE, CASES, Chain, eventually
 from pushing import PUSH_RULES, account, token
@@ -100,7 +100,9 @@ def test_a_push_is_served_by_all_or_none_and_its_step_is_told_of_each_engine(sce
         scene.operator.process.kill()
         scene.start()
         eventually(lambda: second.staleness() == {"engine-0": 4}, SECONDS)
+        eventually(lambda: not chain.ready("rl") and waits(), SECONDS)
         eventually(lambda: scene.series("engine-0", 10) in scene.measured(), SECONDS)
+        assert scene.moves() == [1, 1], "the engine that fell silent is waited for by this one too"
     finally:
         sidecar.signal(signal.SIGCONT)
     second.wait(timeout=SECONDS)
@@ -117,5 +119,5 @@ def test_a_push_that_asks_for_all_or_none_is_refused_where_the_adapter_says_othe
     push = {"name": "rl", "base_model": BASE, "pool": "pool"}
     revision = scene.client.push(CASES / "d01-plain-bf16", **push)
     assert revision is not None
-    with pytest.raises(InvalidAdapter, match=r"has rollout\.atomic false"):
+    with pytest.raises(LorafleetError, match=r"has rollout\.atomic false"):
         scene.client.push(CASES / "d02-all-fp32", atomic=True, **push)

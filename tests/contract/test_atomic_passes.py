@@ -384,3 +384,20 @@ async def test_an_engine_that_is_silent_for_longer_than_the_grace_is_waited_for_
         made = await op.until(made, "Ready")
         assert made.status.ready_engines == 3
         assert op.moves() == [["old", "new"]] * 3
+
+
+async def test_an_engine_in_doubt_gets_the_old_revision_back_though_the_source_has_gone_bad(
+    volume: Path, tmp_path: Path
+) -> None:
+    async with scene(volume, tmp_path) as op:
+        made = await op.begin(rollout=ATOMIC)
+        await silence(op, 1)
+        op.update()
+        made = await op.apply(made)
+        op.update("d48-no-tensors")
+        await silence(op, 0)
+        await back(op, 0)
+        assert await op.served() == ["", "old", "old"]
+        made = await op.apply(made)
+        assert await op.served() == ["old"] * 3
+        assert ready(made)[1] == "InvalidAdapter"

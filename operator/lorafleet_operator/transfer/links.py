@@ -86,6 +86,7 @@ class EngineLink:
         self.heard_at = asyncio.get_running_loop().time()
         self.tried = asyncio.Event()
         """Set after the first answer or the first failure: before that nothing is known."""
+        self._since = self.heard_at
         self._well_at: float | None = None
         self._heartbeat_seconds = heartbeat_seconds
         self._on_change = on_change
@@ -105,6 +106,11 @@ class EngineLink:
         if self._well_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._well_at
+
+    def away_for(self) -> float:
+        """Return the seconds since the engine last took orders, or since there is this link."""
+        well_at = self._since if self._well_at is None else self._well_at
+        return asyncio.get_running_loop().time() - well_at
 
     async def run(self) -> None:
         """Watch for ever; connections are opened again with growing delays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,10 +16,8 @@ from lorafleet_operator.atomic import Member
 from lorafleet_operator.facts import Facts, Placed
 from lorafleet_operator.report import report
 from lorafleet_operator.rollout import Holding, Loaded, Wanted
+from lorafleet_operator.world import EngineView
 from operator_builders import DIGEST, FINGERPRINT, OLD, adapter, engine, facts, loaded, staged
-
-if TYPE_CHECKING:
-    from lorafleet_operator.world import EngineView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAME = "team-a/sql"
@@ -236,6 +234,26 @@ def test_an_engine_that_the_plan_has_no_room_for_any_more_holds_the_decision_up(
     silent = updating(both_on("a"), old_on("b", problem="x"))
     silent.placed = Placed(pods=("a",), wanted=2)
     assert silent.course(NOW).unanimous, "the pool's grace is over"
+
+
+def test_an_engine_that_has_not_answered_this_operator_is_waited_for_too() -> None:
+    silent = EngineView(old_on("b").pod)
+    alone = Placed(pods=("a",), wanted=1)
+    found = updating(both_on("a"), silent, status={"engines": [{"podName": "b"}]})
+    found.placed, found.awaited = alone, frozenset({"uid-b"})
+    assert not found.course(NOW).unanimous
+    status = report(found, NOW).status
+    assert [each.pod_name for each in status.engines] == ["b", "a"]
+    assert status.rollout is not None
+    assert status.rollout.waiting_for == "b"
+
+    found = updating(new_on("a"), silent, status={"decided": DECIDED})
+    found.placed, found.awaited = alone, frozenset({"uid-b"})
+    status = report(found, NOW).status
+    assert status.decided is not None
+    assert status.decided.waiting_for == "b"
+    found.awaited = frozenset()
+    assert report(found, NOW).status.decided is None
 
 
 def test_a_settled_adapter_says_nothing_of_it() -> None:

@@ -34,6 +34,9 @@ class Link:
     def ill_for(self) -> float:
         return self.view.ill_for
 
+    def away_for(self) -> float:
+        return self.view.ill_for
+
 
 class Pool:
     """A pool of engines, and its planner."""
