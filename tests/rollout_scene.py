@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 OLD, NEW = "d01-plain-bf16", "d02-all-fp32"
 EXTENT = 2 << 20
+ATOMIC: dict[str, Any] = {"atomic": True}
 
 
 class Scene(Operator):
