@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import LorafleetError
 from lorafleet.push.failures import OtherProcess, Overtaken
@@ -55,13 +55,15 @@ class Pending:
         try:
             self._future.set_result(made())
         except BaseException as error:  # also what would end the thread: somebody waits for it
-            if isinstance(error, Overtaken):
-                _LOG.info("%s", error)
-            elif isinstance(error, LorafleetError):
+            if isinstance(error, LorafleetError):
                 _LOG.warning("a push in the background failed: %s", error)
             else:
                 _LOG.exception("a push in the background failed")
-            self._future.set_exception(error)
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Take an error for the outcome."""
+        self._future.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,11 @@ class Background:
         if self._process not in (0, os.getpid()):
             raise OtherProcess
         with self._changed:
-            if self._ending:
-                raise ValueError("this Fleet is closed")
-            before = self._waiting.pop(manifest.name, None)
-            if before is not None:
-                self._drop(before, f"overtaken by step {manifest.step}")
+            self._make_way(manifest)
             memory = self._memory(content.size)
         job = _Job(_copied(content, memory), manifest, progress, Pending(), memory)
         with self._changed:
+            self._make_way(manifest)  # for what came, or for the end, while this was copied
             self._waiting[manifest.name] = job
             if self._thread is None:
                 self._process = os.getpid()
@@ -143,9 +142,17 @@ class Background:
             with self._changed:
                 self._free.append(job.memory)
 
+    def _make_way(self, manifest: pb.PushManifest) -> None:
+        if self._ending:
+            raise ValueError("this Fleet is closed")
+        before = self._waiting.pop(manifest.name, None)
+        if before is not None:
+            self._drop(before, f"overtaken by step {manifest.step}")
+
     def _drop(self, job: _Job, why: str) -> None:
         line = f"step {job.manifest.step} of {job.manifest.name} was {why} before it was sent"
-        job.pending.settle(_raises(Overtaken(line)))
+        _LOG.info("%s", line)
+        job.pending.fail(Overtaken(line))
         self._free.append(job.memory)
 
     def _memory(self, size: int) -> mmap.mmap:
@@ -174,10 +181,3 @@ def _copied(content: Content, memory: mmap.mmap) -> Content:
             there[tensor.same] = range_
         tensors.append(FileTensor(tensor.dtype, tensor.shape, range_, same=tensor.same))
     return replace(content, tensors=tensors)
-
-
-def _raises(error: Exception) -> Callable[[], Any]:
-    def raise_() -> Any:
-        raise error
-
-    return raise_

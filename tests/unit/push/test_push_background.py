@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -95,12 +96,11 @@ def test_who_hears_of_an_outcome_finds_the_memory_free() -> None:
 
     background = Background(send)
     array = np.ones((2, 10), np.float32)
-    again: list[Any] = []
+    again: Future[Any] = Future()
     first = put(background, array, 1)
-    first._future.add_done_callback(lambda _: again.append(put(background, array, 2)))
-    first.revision(60)
+    first._future.add_done_callback(lambda _: again.set_result(put(background, array, 2)))
+    assert again.result(60).revision(60).step == 2
     background.close()
-    assert again[0].revision(60).step == 2
     assert memories[0] is memories[1]
 
 
@@ -129,6 +129,40 @@ def test_what_would_end_the_thread_reaches_who_waits_and_the_next_is_sent() -> N
     background.close()
     with pytest.raises(ValueError, match="this Fleet is closed"):
         put(background, np.ones((2, 10), np.float32), 3)
+
+
+def test_two_threads_that_put_at_once_lose_no_handle() -> None:
+    slow = Slow()
+    background = Background(slow)
+    put(background, np.ones((2, 10), np.float32), 0)
+    slow.began.acquire()
+    both, copied = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
+    handles: list[Any] = []
+
+    class Meeting:
+        """A tensor whose copying waits for that of the other thread."""
+
+        dtype, shape, same = "F32", (1,), None
+
+        def pieces(self) -> Any:
+            both.wait()
+            yield memoryview(b"\0\0\x80?")
+            copied.wait()
+
+    def one(step: int) -> None:
+        content = Content(b"", b"", [Meeting()])
+        manifest = pb.PushManifest(name="a", step=step)
+        handles.append(background.put(content, manifest, lambda *_: None))
+
+    threads = [threading.Thread(target=one, args=(step,)) for step in (1, 2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    slow.go.release(3)
+    background.close()
+    assert all(each.done for each in handles)
+    assert sum(each._future.exception() is None for each in handles) == 1
 
 
 FORK = """
