@@ -52,7 +52,7 @@ class Port:
 
     async def push(self) -> None:
         """Push once, again if the port lets nobody new in for a while."""
-        for _ in range(20):
+        for _ in range(120):
             try:
                 await self.trainer().push(Content.of(self.pushed % 256, 1), self.pushed)
             except grpc.aio.AioRpcError as error:
