@@ -41,6 +41,8 @@ MOST_KIB = 16.0
 MOST_FILES = 0.02
 MOST_SENT = 0.15
 ENGINE = "engine-0"
+ARENA = 2 << 20
+"""Full within the first tenth of the revisions: an arena keeps what it has room for."""
 
 
 def main() -> int:
@@ -48,7 +50,7 @@ def main() -> int:
     parser.add_argument("--revisions", type=int, default=500)
     parser.add_argument("--push", action="store_true")
     wanted = parser.parse_args()
-    with running_fleet(1) as chain, ExitStack() as stack:
+    with running_fleet(1, arena_bytes=ARENA) as chain, ExitStack() as stack:
         if not wanted.push:
             watched = Watched(chain, {})
             soak(watched, lambda number: renew(chain, number), wanted.revisions)

@@ -29,7 +29,9 @@ TOKENS = 16
 
 
 @contextmanager
-def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
+def running_fleet(
+    engines: int, *, arena_bytes: int = 64 << 20, **operator: str
+) -> Iterator[RealChain]:
     """Yield a namespace with a pool of `engines` vLLMs on the CPU and an operator; end them after."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with us
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as directory:
@@ -43,7 +45,9 @@ def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
             chain = RealChain(cluster.kubeconfig, root / "chain", name, model)
             try:
                 with ThreadPoolExecutor(engines) as starting:
-                    for each in [starting.submit(_start, chain, n) for n in range(engines)]:
+                    for each in [
+                        starting.submit(_start, chain, n, arena_bytes) for n in range(engines)
+                    ]:
                         each.result()
                 chain.start_operator(**operator)
                 chain.pool()
@@ -55,8 +59,10 @@ def running_fleet(engines: int, **operator: str) -> Iterator[RealChain]:
                 chain.stop()
 
 
-def _start(chain: RealChain, index: int) -> None:
-    chain.start_vllm(f"engine-{index}", index, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+def _start(chain: RealChain, index: int, arena_bytes: int) -> None:
+    sidecar = {"LORAFLEET_ARENA_BYTES": str(arena_bytes)}
+    name = f"engine-{index}"
+    chain.start_vllm(name, index, sidecar=sidecar, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
     print(f"engine-{index} serves", flush=True)
 
 
