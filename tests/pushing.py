@@ -173,17 +173,20 @@ class Trainer:
             self.sent += missing
             self.reached("accepted")
             data = list(content.tensors.values())
-            for count, index in enumerate(missing):
-                if count == stop_after:
-                    while not arrived():
-                        await asyncio.sleep(0.01)
-                    call.cancel()
-                    raise BrokenOff
-                for piece in pieces(index, data[index]):
-                    await call.write(pb.PushRequest(bytes=piece))
-                    self.reached("piece")
-            await call.write(pb.PushRequest(commit=pb.CommitPush()))
-            self.reached("commit")
+            try:
+                for count, index in enumerate(missing):
+                    if count == stop_after:
+                        while not arrived():
+                            await asyncio.sleep(0.01)
+                        call.cancel()
+                        raise BrokenOff
+                    for piece in pieces(index, data[index]):
+                        await call.write(pb.PushRequest(bytes=piece))
+                        self.reached("piece")
+                await call.write(pb.PushRequest(commit=pb.CommitPush()))
+                self.reached("commit")
+            except asyncio.InvalidStateError:  # it has ended: say how
+                await call
             await call.done_writing()
             answer = await call.read()
             if answer is grpc.aio.EOF:
