@@ -23,6 +23,7 @@ import gc
 import json
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -236,6 +237,7 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--save", action="store_true", help=f"put the figures into {RESULTS}")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with us
     with tempfile.TemporaryDirectory(prefix="lorafleet-push-") as directory:
         root = Path(directory)
         training = Training(root, given.gib)
