@@ -25,12 +25,13 @@ _MANIFEST_SECONDS: Final = 30.0
 _MOST_CHARACTERS: Final = 1024
 _LEAST_BYTES: Final = 1 << 20
 """In each _STALL_SECONDS; with less a push is broken off, and goes on there with its next try."""
+_CONTENT: Final = frozenset({"adapter_config", "safetensors_header", "tensor_digests"})
 
 
 def without_content(manifest: pb.PushManifest) -> pb.PushManifest:
     """Return a copy without what is large: a message keeps its memory for as long as it lives."""
-    kept = ("namespace", "name", "base_model", "pool", "pool_namespace", "served_name", "step")
-    return pb.PushManifest(**{field: getattr(manifest, field) for field in kept})
+    kept = {f.name: value for f, value in manifest.ListFields() if f.name not in _CONTENT}
+    return pb.PushManifest(**kept)
 
 
 class Pace:
