@@ -178,7 +178,7 @@ class LocalStack:
                 *("posix", "--sidecar", root / "metadata", root / "buckets"),
             ],
         )
-        process.wait_until(lambda: listens("127.0.0.1", port), 30)
+        process.wait_until(lambda: listens("127.0.0.1", port), 60)
         return S3Server(
             process, f"http://127.0.0.1:{port}", access_key, secret_key, bucket, access_log, root
         )

@@ -76,7 +76,7 @@ class Chain:
         process = self.stack.start(
             name, [sys.executable, program, volume, str(port), "--host", host, *arguments]
         )
-        process.wait_until(lambda: listens(host, port), 30)
+        process.wait_until(lambda: listens(host, port), 60)
         spec = EngineSpec(name, Path(), BASE)
         engine = Engine(spec, process, address, f"http://{host}:{port}", volume)
         self.engines[name] = engine
@@ -173,18 +173,20 @@ class Chain:
     def answer(self, engine: str, model: str) -> str:
         """Return what the engine answers: the first 12 digits of the revision, or ""."""
         response = httpx.post(
-            f"{self.engines[engine].url}/v1/completions", json={"model": model, "prompt": "x"}
+            f"{self.engines[engine].url}/v1/completions",
+            json={"model": model, "prompt": "x"},
+            timeout=60,
         )
         return str(response.json()["choices"][0]["text"]) if response.status_code == 200 else ""
 
     def served(self, engine: str) -> set[str]:
         """Return the names that /v1/models lists beside the base model."""
-        cards = httpx.get(f"{self.engines[engine].url}/v1/models").json()["data"]
+        cards = httpx.get(f"{self.engines[engine].url}/v1/models", timeout=60).json()["data"]
         return {card["id"] for card in cards} - {BASE}
 
     def loads(self, engine: str) -> int:
         """Return how many loads the engine was ever asked for."""
-        return len(httpx.get(f"{self.engines[engine].url}/test/loads").json())
+        return len(httpx.get(f"{self.engines[engine].url}/test/loads", timeout=60).json())
 
     def moves(self, engine: str, name: str) -> list[str]:
         """Return which digests a served name came to mean since the engine's start, in that order."""

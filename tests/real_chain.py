@@ -159,7 +159,7 @@ class RealChain(Chain):
         )
         return int(changed["metadata"]["generation"])
 
-    def wait_ready(self, name: str, seconds: float = 60) -> dict[str, Any]:
+    def wait_ready(self, name: str, seconds: float = 120) -> dict[str, Any]:
         try:
             eventually(lambda: self.condition(name, "Ready") == ("True", "Ready"), seconds)
         except AssertionError:
@@ -216,7 +216,7 @@ class RealChain(Chain):
         """Return the sum of a sidecar metric's samples that carry `labels`."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        text = self.http.get(self.sidecars[engine].metrics_url, timeout=10).text
+        text = self.http.get(self.sidecars[engine].metrics_url, timeout=60).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)

@@ -103,7 +103,7 @@ class Gateway(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", port), Passing)
         self.table = Table()
-        self.client = httpx.Client()
+        self.client = httpx.Client(timeout=60)
 
     def follow(self, kube: KubeRest, namespace: str) -> None:
         """Keep the table as the API server says, for ever, and accept each route once."""

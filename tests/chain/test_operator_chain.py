@@ -57,7 +57,7 @@ def test_a_manifest_is_served_updated_and_deleted_and_a_killed_operator_changes_
 
     # An exit in good order unloads nothing either: that is for deletions only.
     operator.process.signal(signal.SIGTERM)
-    operator.process.popen.wait(20)
+    operator.process.popen.wait(60)
     assert {chain.answer(e, model) for e in chain.engines} == {status["digest"][7:19]}
     chain.start_operator()
     chain.delete("loraadapters", "sql")
@@ -87,7 +87,7 @@ def test_a_deletion_does_not_wait_for_an_engine_that_is_gone_nor_for_ever_for_on
 ) -> None:
     chain.start_engine("engine-0", 0)
     chain.start_engine("engine-1", 1)
-    chain.start_operator(LORAFLEET_DELETION_TIMEOUT_SECONDS="3")
+    chain.start_operator(LORAFLEET_DELETION_TIMEOUT_SECONDS="10")
     chain.pool()
     chain.adapter("gone")
     chain.adapter("silent")
@@ -156,7 +156,7 @@ def test_an_engine_without_the_plugin_is_served_too_and_the_pool_says_so(chain: 
     assert plugin["message"].startswith("engine engine-0: ")
 
     def metrics() -> str:
-        return httpx.get(operator.metrics_url).text
+        return httpx.get(operator.metrics_url, timeout=60).text
 
     series = f'{{name="sql",namespace="{chain.namespace}",status="True",type="Ready"}} 1.0'
     assert f"lorafleet_operator_adapter_condition{series}" in metrics()

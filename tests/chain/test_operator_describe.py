@@ -72,9 +72,10 @@ EVENTS = {Reason.PREEMPTED: "urgent of higher priority"}
 """The same of what stands in an Event: once it is unloaded, the condition says NoCapacity."""
 RIVALS = {
     Reason.STAGING_BUSY: ["second"],
-    Reason.LOAD_RATE_LIMITED: ["third", "fourth", "fifth"],
+    Reason.LOAD_RATE_LIMITED: ["third", "fourth", "fifth", "sixth", "seventh", "eighth"],
 }
-"""Others that want the same at the same time: any may come first, and another one waits."""
+"""Others that want the same at the same time: any may come first, and another one waits, of those with
+one load a minute for as long as these tests may take."""
 ROUTES = {
     Reason.ROUTE_REFUSED: "denied request: no such Service",
     Reason.ROUTE_NAME_TAKEN: "Service lora-routenametaken exists and is not the operator's",
@@ -328,7 +329,7 @@ def test_an_adapter_tells_the_reason_in_its_conditions_and_events(
     text = {**PROVOKED, **WAITS}[reason]
 
     def told() -> bool:
-        found = [described(scene, "loraadapter", name) for name in names]
+        found = (described(scene, "loraadapter", name) for name in names)
         if reason in WAITS:
             return any(each.says("Ready", reason, text) for each in found)
         return any(each.tells("Ready", reason, text) for each in found)

@@ -97,7 +97,7 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
     wanted_first = fleet.stock_tokens(ENGINE, first, long)
     wanted_second = fleet.stock_tokens(ENGINE, second, long)
     assert wanted_first != wanted_second
-    fleet.s3_adapter("moving", first)
+    fleet.s3_adapter("moving", first, drainTimeoutSeconds=600)  # all of them run to their ends
     fleet.patch("moving", {"source": {"pollIntervalSeconds": 1}})
     status = fleet.wait_ready("moving")
     model = _name(fleet, "moving")
@@ -127,7 +127,7 @@ def test_running_requests_finish_on_their_revision_and_a_refused_one_changes_not
                     fleet.status("moving").get("digest") not in ("", status["digest"])
                     and fleet.condition("moving", "Ready") == ("True", "Ready")
                 ),
-                60,
+                120,
                 "the second revision is Ready",
             )
             moved = time.monotonic()
@@ -305,10 +305,10 @@ def test_what_a_killed_engine_lost_comes_back_from_the_arena(fleet: RealChain) -
 
     fleet.engines[ENGINE].process.signal(signal.SIGKILL)
     eventually(
-        lambda: fleet.condition("lasting", "Ready")[0] != "True", 30, "Ready follows the engine"
+        lambda: fleet.condition("lasting", "Ready")[0] != "True", 60, "Ready follows the engine"
     )
     fleet.restart_vllm(ENGINE)
-    fleet.wait_ready("lasting", 60)
+    fleet.wait_ready("lasting")
     assert fleet.tokens(ENGINE, _name(fleet, "lasting")) == wanted
 
     fleet.sidecars[ENGINE].process.kill()

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -65,6 +66,13 @@ def canaries() -> Canaries:
     return Canaries()
 
 
+def content_of(file: Path) -> bytes:
+    """Return what is in the file, nothing when it or its process is gone meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return file.read_bytes()
+    return b""
+
+
 def whereabouts(chain: Chain, temporary: Path) -> Iterator[tuple[str, bytes]]:
     """Yield every place where something of the fleet is told or kept, with its text."""
     for log in chain.stack.logs.iterdir():
@@ -77,21 +85,27 @@ def whereabouts(chain: Chain, temporary: Path) -> Iterator[tuple[str, bytes]]:
             listed = kube.get(f"{path}/namespaces/{chain.namespace}/{plural}")
             yield plural, json.dumps(listed).encode()
     assert chain.operator is not None
-    yield "operator's metrics", httpx.get(chain.operator.metrics_url, trust_env=False).content
+    yield (
+        "operator's metrics",
+        httpx.get(chain.operator.metrics_url, trust_env=False, timeout=60).content,
+    )
     processes = [psutil.Process(chain.operator.process.pid)]
     for name, sidecar in chain.sidecars.items():
-        yield f"metrics of {name}", httpx.get(sidecar.metrics_url, trust_env=False).content
+        yield (
+            f"metrics of {name}",
+            httpx.get(sidecar.metrics_url, trust_env=False, timeout=60).content,
+        )
         processes.append(psutil.Process(sidecar.process.pid))
         for file in chain.engines[name].volume.rglob("*"):
             if file.is_file() and file.name != "arena":
-                yield f"volume of {name}: {file.name}", file.read_bytes()
+                yield f"volume of {name}: {file.name}", content_of(file)
     for process in processes:
         for each in (process, *process.children(recursive=True)):
             for what in ("cmdline", "environ"):
-                yield f"{what} of {each.pid}", Path(f"/proc/{each.pid}/{what}").read_bytes()
+                yield f"{what} of {each.pid}", content_of(Path(f"/proc/{each.pid}/{what}"))
     for file in temporary.rglob("*"):
         if file.is_file():
-            yield f"temporary file {file}", file.read_bytes()
+            yield f"temporary file {file}", content_of(file)
 
 
 def test_no_secret_is_found_outside_of_its_place(
