@@ -103,6 +103,8 @@ class Opening:
         )
         given = about(metadata, self._namespace, self._name)
         self._call = stub.OpenSafePoint(request, metadata=given, timeout=left + _GRACE_SECONDS)
+        if self._closed:  # between the look above and now: close() found nothing to cancel
+            self._call.cancel()
         return self._call
 
 

@@ -142,6 +142,21 @@ def test_one_that_is_closed_ends_and_is_not_opened_again(
     assert len(there.requests) == 1
 
 
+def test_a_close_in_the_moment_of_opening_ends_it_too(
+    operator: tuple[Operator, Fleet],
+) -> None:
+    _, fleet = operator
+    opening = fleet.opening("policy", 600)
+    cancelled: list[str] = []
+
+    def opened(*_: Any, **__: Any) -> Any:
+        opening.close()
+        return SimpleNamespace(cancel=lambda: cancelled.append("call"))
+
+    opening._ask(SimpleNamespace(OpenSafePoint=opened), (), 5.0)
+    assert cancelled == ["call"]
+
+
 def test_a_checkpoint_is_a_safe_point_of_the_main_process_and_ends_no_training(
     operator: tuple[Operator, Fleet], caplog: pytest.LogCaptureFixture
 ) -> None:
