@@ -210,6 +210,11 @@ _REASONS = {
 def _engines_ready(engines: Sequence[EngineView], base_model: str) -> tuple[bool, Reason, str]:
     if not engines:
         return False, Reason.NO_MATCHING_ENGINES, "the selector finds no pods"
+    bare = [view for view in engines if view.lacks_sidecar]
+    if bare:
+        more = f" (and {len(bare) - 1} more)" if len(bare) > 1 else ""
+        text = f"engine {bare[0].pod.name}: {bare[0].message}{more}"
+        return False, Reason.SIDECAR_MISSING, text
     for health, reason in _REASONS.items():
         found = [view for view in engines if view.health is health]
         if found:

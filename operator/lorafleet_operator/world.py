@@ -33,6 +33,11 @@ _HEALTH = {
     pb.ENGINE_HEALTH_REFUSED: EngineHealth.REFUSED,
 }
 
+_NO_SIDECAR = (
+    "the pod has no sidecar: it gets one when it is made, by its label lorafleet.dev/engine-pool; "
+    "delete it, and if the next one has none either, install the injection or put the snippet in"
+)
+
 
 @dataclass(frozen=True)
 class EngineView:
@@ -102,8 +107,15 @@ class EngineView:
         return self.health in (EngineHealth.READY, EngineHealth.STOCK)
 
     @property
+    def lacks_sidecar(self) -> bool:
+        """Whether nobody ever answered and nothing in the pod looks as if it could."""
+        return self.inventory is None and not self.pod.sidecar
+
+    @property
     def message(self) -> str:
         """Why the engine is not Ready, in the sidecar's own words."""
+        if self.lacks_sidecar:
+            return _NO_SIDECAR
         if self.problem or self.inventory is None:
             return self.problem or "the sidecar has not answered yet"
         return (

@@ -85,6 +85,7 @@ ROUTES = {
 POOLS = {
     "no-lora": ("EnginesReady", Reason.ENGINE_REFUSED, "engine runs without --enable-lora"),
     "mortal": ("EnginesReady", Reason.ENGINE_UNREACHABLE, "engine mortal: sidecar at "),
+    "bare": ("EnginesReady", Reason.SIDECAR_MISSING, "engine bare: the pod has no sidecar: "),
     "empty": ("EnginesReady", Reason.NO_MATCHING_ENGINES, "the selector finds no pods"),
     "plain": ("PluginActive", Reason.PLUGIN_INACTIVE, "engine plain: "),
 }
@@ -174,13 +175,25 @@ def start(chain: Chain) -> None:
         ]
         for each in started:
             each.result()
-    for name in (*chain.engines, "empty"):
+    for name in (*chain.engines, "bare", "empty"):
         chain.pool(name, name)
+    bare_pod(chain)
     chain.pool("one-place", "engine-0", maxAdaptersPerEngine=1)
     for name, quota in (("none", {"adapters": 0}), ("slow", {"loadsPerMinute": 1})):
         tenant = {"name": name, "namespaceSelector": {"names": [chain.namespace]}, "quota": quota}
         chain.pool(name, "engine-0", tenants=[tenant])
     chain.start_operator(LORAFLEET_TRANSFERS="16")
+
+
+def bare_pod(chain: Chain) -> None:
+    """Make a pod that was labelled for the pool after it was made."""
+    spec = {"containers": [{"name": "vllm", "image": "local.invalid/vllm"}]}
+    pod = {"metadata": {"name": "bare"}, "spec": spec}
+    chain.core.create_namespaced_pod(chain.namespace, pod)
+    status = {"phase": "Running", "podIP": "127.0.0.1"}
+    chain.core.patch_namespaced_pod_status("bare", chain.namespace, {"status": status})
+    labels = {"metadata": {"labels": {"app": "bare"}}}
+    chain.core.patch_namespaced_pod("bare", chain.namespace, labels)
 
 
 def provoke(chain: Chain, web: WebServer, held: threading.Event) -> None:

@@ -181,6 +181,8 @@ class Reason(StrEnum):
     """Every engine of the pool takes adapters."""
     ENGINES_STARTING = "EnginesStarting"
     """An engine's vLLM does not answer yet."""
+    SIDECAR_MISSING = "SidecarMissing"
+    """A pod of the pool has no sidecar: it was labelled after it was made, or nothing injects one."""
     ENGINE_REFUSED = "EngineRefused"
     """An engine cannot take adapters, for example without --enable-lora."""
     PLUGIN_ACTIVE = "PluginActive"

@@ -32,6 +32,8 @@ METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 _NAMESPACES: Final = ("", "v1", "namespaces")
 _SECRETS: Final = ("", "v1", "secrets")
 _ZONE: Final = "topology.kubernetes.io/zone"
+_ARENA: Final = "LORAFLEET_ARENA_BYTES"
+_SIDECAR_PORT: Final = 7070
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -59,6 +61,8 @@ class EnginePod:
     """The pod condition lorafleet.dev/warm as it was last written."""
     starts_again: bool = True
     """Whether vLLM is started again when it ends (restartPolicy Always)."""
+    sidecar: bool = True
+    """Whether a container of the pod looks like a sidecar: no proof, but what explains its silence."""
 
     @property
     def key(self) -> str:
@@ -96,6 +100,18 @@ def engine_pod(body: Mapping[str, Any]) -> EnginePod:
         gated=names.CONDITION_WARM in gates,
         warm=_warm_condition(status),
         starts_again=spec.get("restartPolicy", "Always") == "Always",
+        sidecar=any(map(_is_sidecar, _containers(spec))),
+    )
+
+
+def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def _is_sidecar(container: Mapping[str, Any]) -> bool:
+    """Return whether it has the variable that the injection looks for too, or the usual port."""
+    return any(each["name"] == _ARENA for each in container.get("env") or ()) or any(
+        each["containerPort"] == _SIDECAR_PORT for each in container.get("ports") or ()
     )
 
 

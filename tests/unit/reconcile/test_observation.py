@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from lorafleet_operator.cluster.writes import merge_patch
 from lorafleet_operator.deletion import Waiting
 from lorafleet_operator.pool_pass import orphans, pool_status
 from lorafleet_operator.pool_planner import PoolPlanner, snapshot
+from lorafleet_operator.world import EngineView
 from operator_builders import adapter, engine, known, loaded, pool, staged
 
 if TYPE_CHECKING:
@@ -116,6 +118,31 @@ def test_a_pool_says_in_the_sidecars_words_what_is_wrong_with_an_engine() -> Non
     assert by_type["EnginesReady"].message == f"engine e-1: {text}"
     assert status.engines[0].message == text
     assert status.engines_summary == "1/2"
+
+
+def test_a_pool_says_which_pod_has_no_sidecar_and_what_to_do() -> None:
+    metadata = {"namespace": "team-a", "name": "e-1", "uid": "u", "labels": {"app": "vllm"}}
+    body = {"metadata": metadata, "status": {"phase": "Running", "podIP": "10.0.0.1"}}
+    vllm = {"name": "vllm", "ports": [{"containerPort": 8000}], "env": [{"name": "A"}]}
+
+    def seen(*containers: dict[str, Any], answered: bool = False) -> Any:
+        pod = engine_pod({**body, "spec": {"containers": [vllm], "initContainers": containers}})
+        view = EngineView(pod, problem="sidecar at 10.0.0.1:7070: connection refused")
+        view = replace(view, inventory=pb.Inventory()) if answered else view
+        status = pool_status(pool(), [engine("e-0"), view], NOW)
+        return next(each for each in status.conditions if each.type == "EnginesReady")
+
+    bare = seen({"name": "download"})
+    assert (bare.status, bare.reason) == ("False", "SidecarMissing")
+    assert bare.message == (
+        "engine e-1: the pod has no sidecar: it gets one when it is made, by its label "
+        "lorafleet.dev/engine-pool; delete it, and if the next one has none either, install the "
+        "injection or put the snippet in"
+    )
+    by_port = {"name": "mine", "ports": [{"containerPort": 7070}]}
+    by_variable = {"name": "mine", "env": [{"name": "LORAFLEET_ARENA_BYTES", "value": "1"}]}
+    for each in (seen(by_port), seen(by_variable), seen(answered=True)):
+        assert (each.status, each.reason) == ("False", "EngineUnreachable")
 
 
 def test_a_pool_says_when_an_engine_serves_another_base_model() -> None:
