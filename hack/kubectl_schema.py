@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 from lorafleet_operator.kubectl import views
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "kubectl.schema.json"
-KINDS = (views.AdapterList, views.Top, views.History, views.Rollback)
+KINDS = (views.AdapterList, views.Top, views.History, views.Rollback, views.Push)
 _PLAIN = {str: "string", int: "integer", bool: "boolean", types.NoneType: "null"}
 _REMARK = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)
 

@@ -118,6 +118,20 @@ class Content:
         return [hashlib.sha256(data).digest() for data in self.tensors.values()]
 
 
+def folder(path: Path, content: Content) -> Path:
+    """Write what `save_pretrained` would."""
+    path.mkdir()
+    (path / "adapter_config.json").write_bytes(content.config)
+    (path / "adapter_model.safetensors").write_bytes(safetensors(content))
+    return path
+
+
+def safetensors(content: Content) -> bytes:
+    """Return adapter_model.safetensors."""
+    header = content.header
+    return len(header).to_bytes(8, "little") + header + b"".join(content.tensors.values())
+
+
 @dataclass
 class Trainer:
     """Pushes to one operator with one token."""

@@ -27,11 +27,13 @@ def lora(cluster: LocalCluster, tmp_path: Path, namespace: str, kube: KubeRest) 
     status = {"digest": A, "history": [B]}
     kube.merge(path("LoRAAdapter", namespace, "sql", "status"), {"status": status})
     kube.create(path("EnginePool", namespace), pool())
+    trainer = {"metadata": {"name": "trainer"}}
+    kube.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", trainer)
     return KubectlLora(tmp_path, cluster.kubeconfig)
 
 
 WORDS = {
-    "": "completion history ls rollback top why",
+    "": "completion history ls push rollback top why",
     "t": "top",
     "completion ": "bash fish zsh",
     "ls -o ": "json name text wide yaml",
@@ -46,7 +48,11 @@ WORDS = {
     "ls --context ": "local",
     "ls --user ": "",
     "why -n nowhere ": "",
-    "fly ": "completion history ls rollback top why",
+    "fly ": "completion history ls push rollback top why",
+    "push -n HERE s": "sql sqlite",
+    "push -n HERE sql dir --pool ": "main",
+    "push -n HERE sql dir --service-account tr": "trainer",
+    "push --wa": "--wait",
     "why --nonsense -n HERE sq": "sql sqlite",
 }  # fmt: skip
 
@@ -64,8 +70,9 @@ def test_kubectl_completes_words_of_the_plugin(
 def test_namespaces_and_files_are_completed(lora: KubectlLora, namespace: str) -> None:
     ran = lora.run("ls", "-n", namespace[:7], program="kubectl __complete lora")
     assert namespace in ran.out.split()
-    ran = lora.run("ls", "--kubeconfig", "", program="kubectl __complete lora")
-    assert ran.out == ":0\n"
+    for words in (("ls", "--kubeconfig", ""), ("push", "sql", "./"), ("push", "--ca-file", "")):
+        ran = lora.run(*words, program="kubectl __complete lora")
+        assert ran.out == ":0\n"
 
 
 def test_a_silent_cluster_completes_nothing_and_says_nothing(lora: KubectlLora) -> None:
@@ -76,7 +83,7 @@ def test_a_silent_cluster_completes_nothing_and_says_nothing(lora: KubectlLora) 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["kubectl-lora", ""], "completion history ls rollback top why"),
+        (["kubectl-lora", ""], "completion history ls push rollback top why"),
         (["kubectl-lora", "why", "-n", "HERE", "sq"], "sql sqlite"),
         (["kubectl-lora", "why", "-n", "HERE", "x"], ""),
     ],

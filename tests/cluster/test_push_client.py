@@ -19,7 +19,7 @@ from lorafleet.pinned_names import PinnedName, parse
 from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
 from processes import free_port
 from psutil import Process
-from pushing import MODULE, PUSH_RULES, Content, account, token
+from pushing import MODULE, PUSH_RULES, Content, account, folder, safetensors, token
 from simulated_engine import Behaviour
 
 if TYPE_CHECKING:
@@ -71,18 +71,6 @@ def tensors(a: float, b: float) -> dict[str, Any]:
         f"{MODULE}.lora_A.default.weight": np.full((2, 16), a, ml_dtypes.bfloat16),
         f"{MODULE}.lora_B.default.weight": np.full((16, 2), b, ml_dtypes.bfloat16),
     }
-
-
-def folder(path: Path, content: Content) -> Path:
-    path.mkdir()
-    (path / "adapter_config.json").write_bytes(content.config)
-    (path / "adapter_model.safetensors").write_bytes(safetensors(content))
-    return path
-
-
-def safetensors(content: Content) -> bytes:
-    header = content.header
-    return len(header).to_bytes(8, "little") + header + b"".join(content.tensors.values())
 
 
 async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path: Path) -> None:

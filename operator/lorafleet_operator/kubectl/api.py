@@ -139,8 +139,9 @@ class Kubectl:
         while True:
             given = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
             heard = False
+            child = self.started(["get", "--raw", _url(place, {**(query or {}), **given})])
             try:
-                for line in self._lines(["get", "--raw", _url(place, {**(query or {}), **given})]):
+                for line in child.lines():
                     heard = True
                     change = _object(line)
                     body = change.get("object") or {}
@@ -150,9 +151,12 @@ class Kubectl:
                     version = str((body.get("metadata") or {}).get("resourceVersion") or version)
                     if change.get("type") != "BOOKMARK":
                         yield change
+                child.check()
             except Failed:
                 if not heard:
                     raise  # what breaks at once breaks again
+            finally:
+                child.end()
             time.sleep(_PAUSE_SECONDS)
 
     def put(
@@ -161,6 +165,11 @@ class Kubectl:
         """Write an object as it was read; one that has changed meanwhile is a Conflict. Raises Failed."""
         command = ["replace", "--raw", _url(place, query), "-f", "-"]
         command += ["--request-timeout", self._seconds]
+        return _object(self._run(command, json.dumps(body)))
+
+    def post(self, place: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object, or ask for what is made of one. Raises Failed."""
+        command = ["create", "--raw", place, "-f", "-", "--request-timeout", self._seconds]
         return _object(self._run(command, json.dumps(body)))
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
@@ -186,25 +195,48 @@ class Kubectl:
                 raise _failed(said.read(1 << 16).decode(errors="replace"))
         return found.decode(errors="replace")
 
-    def _lines(self, arguments: Sequence[str]) -> Iterator[str]:
-        with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(  # noqa: S603 # as above
-                self._command(arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=said,
-            )
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    yield line.decode(errors="replace")
-                if process.wait():
-                    said.seek(0)
-                    raise _failed(said.read(1 << 16).decode(errors="replace"))
-            finally:
-                process.kill()
-                process.wait()
-                process.stdout.close()
+    def started(self, arguments: Sequence[str]) -> Child:
+        """Start a command that goes on until it is ended. Raises Failed."""
+        return Child(self._command(arguments))
+
+
+class Child:
+    """A kubectl that goes on until it is ended."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `end`
+        self._process = subprocess.Popen(  # noqa: S603 # as above
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield what it prints, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            yield line.decode(errors="replace")
+
+    def check(self) -> None:
+        """Wait until it ends by itself. Raises Failed unless all was well."""
+        if self._process.wait():
+            raise self.failed()
+
+    def failed(self) -> Failed:
+        """Return what it complained of, once it has ended by itself."""
+        self._process.wait()
+        self._said.seek(0)
+        return _failed(self._said.read(1 << 16).decode(errors="replace"))
+
+    def kill(self) -> None:
+        """Make it end, from another thread than the one that reads."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End it, if it has not ended, and let go of it."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._said.close()
 
 
 def _url(place: str, query: Mapping[str, str] | None) -> str:

@@ -79,14 +79,41 @@ def parser() -> argparse.ArgumentParser:
         help=f"beginning of a digest, or {SOURCE} for what the source holds; default: the one before",
     )
     rollback.add_argument("--no-wait", action="store_true", help="end when it is written")
-    rollback.add_argument(
-        "--timeout",
-        metavar="TIME",
-        type=_seconds,
-        default=300.0,
-        help="how long to wait; default 5m",
-    )
+    _timeout(rollback)
     rollback.add_argument("--dry-run", action="store_true", help="let the server check it only")
+
+    push = verb("push", "bring a folder of save_pretrained as an adapter's next revision")
+    _output(push, "json", "yaml", "name")
+    _name(push)
+    push.add_argument("folder", metavar="DIR", help="with adapter_model.safetensors and its config")
+    push.add_argument(
+        "--service-account", metavar="NAME", default="", help="of the namespace, to push as"
+    )
+    push.add_argument("--token-file", metavar="FILE", default="", help="a token to push with")
+    push.add_argument(
+        "--audience", default="lorafleet", help="of the account's token; default %(default)s"
+    )
+    push.add_argument(
+        "--service",
+        metavar="NAMESPACE/NAME",
+        type=_service,
+        default=("lorafleet-system", "lorafleet-push"),
+        help="that takes pushes; default lorafleet-system/lorafleet-push",
+    )
+    push.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default="",
+        help="of the service, where it can be reached; default: through the API server",
+    )
+    push.add_argument(
+        "--ca-file", metavar="FILE", default="", help="what signed the service's certificate"
+    )
+    push.add_argument("--step", metavar="N", type=int, default=0, help="the trainer's own count")
+    push.add_argument("--base-model", metavar="NAME", default="", help="of a new adapter")
+    push.add_argument("--pool", default="", help="of a new adapter: NAME or NAMESPACE/NAME")
+    push.add_argument("--wait", action="store_true", help="until its engines serve it")
+    _timeout(push)
 
     completion = verbs.add_parser("completion", help="a script that completes words in a shell")
     completion.add_argument("shell", choices=SHELLS)
@@ -126,6 +153,23 @@ def _everywhere(verb: argparse.ArgumentParser) -> None:
 
 def _name(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("name", metavar="NAME", help="name of the LoRAAdapter")
+
+
+def _timeout(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=_seconds,
+        default=300.0,
+        help="how long to wait; default 5m",
+    )
+
+
+def _service(text: str) -> tuple[str, str]:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAMESPACE/NAME of a Service")
+    return namespace, name
 
 
 def _seconds(text: str) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lorafleet_operator.api import names
 from lorafleet_operator.kubectl import api, arguments, ls
 from lorafleet_operator.kubectl.screen import Progress, Screen
-from lorafleet_operator.kubectl.text import Table, printable
+from lorafleet_operator.kubectl.text import Table, printable, size
 from lorafleet_operator.kubectl.views import VERSION
 
 if TYPE_CHECKING:
@@ -263,6 +263,46 @@ def _rollback(options: argparse.Namespace) -> int:
     return 0
 
 
+def _push(options: argparse.Namespace) -> int:
+    from lorafleet.errors import LorafleetError
+
+    from lorafleet_operator.kubectl import push
+
+    kubectl, output = _kubectl(options), options.output
+    progress = Progress(Screen.of(sys.stdout)) if output == "text" else None
+    way = push.Way(
+        options.service,
+        options.address,
+        options.ca_file,
+        options.token_file,
+        options.service_account,
+        options.audience,
+    )
+    pool = options.pool.rpartition("/")
+    named = {"name": options.name, "step": options.step, "base_model": options.base_model}
+    try:
+        folder = push.checked(options.folder, options.name)
+        with push.Pusher(kubectl, _namespace(kubectl, options), way) as pusher:
+            made = pusher.push(folder, progress, **named, pool=pool[2], pool_namespace=pool[0])
+            sent = "unchanged" if made.unchanged else f"{size(made.sent_bytes)} sent"
+            what = f"revision {ls.short(made.revision)}"
+            if output == "text":
+                print(f"{made.namespace}/{made.name} is to serve {what}, {sent}", flush=True)
+            text = push.wait(made, options.timeout, progress) if options.wait else ""
+    except LorafleetError as error:
+        return _complain(str(error))
+    ready = not text if options.wait else None
+    if output in ("json", "yaml"):
+        _tell({"apiVersion": VERSION, "kind": "Push", **push.document(made, ready, text)}, output)
+    elif output == "name":
+        print(f"{_RESOURCE}/{made.name}")
+    elif ready:
+        print(printable(f"{made.namespace}/{made.name} serves {what}"))
+    if text:
+        return _complain(f"{made.namespace}/{made.name} does not serve {what}: {text}")
+    return 0
+
+
 def _completion(options: argparse.Namespace) -> int:
     from lorafleet_operator.kubectl.complete import SCRIPTS
 
@@ -276,5 +316,6 @@ _VERBS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "why": _why,
     "history": _history,
     "rollback": _rollback,
+    "push": _push,
     "completion": _completion,
 }

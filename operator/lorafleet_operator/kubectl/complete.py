@@ -66,7 +66,7 @@ def _values(
     """Return what the value of a flag or a place may be."""
     if action.choices is not None:
         return _begin(word, map(str, action.choices)), _ONLY
-    if action.dest == "kubeconfig":
+    if action.metavar in ("FILE", "DIR"):
         return [], _FILES
     ask = _ASK.get(action.dest)
     return (_begin(word, ask(given)) if ask else []), _ONLY
@@ -106,6 +106,13 @@ def _pools(given: dict[str, list[str]]) -> list[str]:
     return kubectl.names(api.path(names.POOL_PLURAL, _namespace(kubectl, given)))
 
 
+def _accounts(given: dict[str, list[str]]) -> list[str]:
+    kubectl = _kubectl(given)
+    return kubectl.names(
+        f"/api/v1/namespaces/{api.named(_namespace(kubectl, given))}/serviceaccounts"
+    )
+
+
 def _namespaces(given: dict[str, list[str]]) -> list[str]:
     return _kubectl(given).names("/api/v1/namespaces")
 
@@ -130,6 +137,7 @@ _ASK: Final[dict[str, Callable[[dict[str, list[str]]], list[str]]]] = {
     "pool": _pools,
     "context": _contexts,
     "to": _revisions,
+    "service_account": _accounts,
 }
 
 

@@ -45,20 +45,29 @@ class Screen:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Take the whole terminal for a while; what was on it comes back, also after a SIGTERM."""
-        before = signal.signal(signal.SIGTERM, _end)
-        self.out.write(_ENTER)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            self.out.write(_LEAVE)
-            self.out.flush()
+        with unwinding():
+            self.out.write(_ENTER)
+            try:
+                yield
+            finally:
+                self.out.write(_LEAVE)
+                self.out.flush()
 
     def draw(self, lines: Sequence[str]) -> None:
         """Draw lines over what was drawn before; those that do not fit are left out."""
         shown = "\r\n".join(f"{line}{_CLEAR_LINE}" for line in lines[: self.size()[1] - 1])
         self.out.write(f"{_HOME}{shown}{_CLEAR_BELOW}")
         self.out.flush()
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Have a SIGTERM end the program as an exception does: what was begun is tidied up."""
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(*_: object) -> None:
@@ -72,9 +81,14 @@ class Progress:
         self._screen = screen
         self._shown = ""
 
-    def show(self, done: int, of: int, text: str) -> None:
-        """Show `done` of `of` parts and what is waited for."""
-        count, text = f"{done}/{of}", printable(text)
+    @property
+    def live(self) -> bool:
+        """Whether it is drawn over; else each news of it is a line that stays."""
+        return self._screen.live
+
+    def show(self, done: int, of: int, text: str, count: str = "") -> None:
+        """Show `done` of `of` parts, in other words `count`, and what is waited for."""
+        count, text = count or f"{done}/{of}", printable(text)
         if self._screen.live:
             filled = _BAR * min(done, of) // of if of > 0 else 0
             bar = f"[{'#' * filled}{'-' * (_BAR - filled)}] {count} {text}"

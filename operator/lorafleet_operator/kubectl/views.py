@@ -128,3 +128,18 @@ class Rollback(TypedDict):
     dryRun: bool
     ready: bool | None  # null: it was not waited for
     message: str
+
+
+class Push(TypedDict):
+    """What `push` gives when it is over."""
+
+    apiVersion: str
+    kind: str  # Push
+    adapter: str  # <namespace>/<name>
+    servedName: str  # the model name that engines answer to
+    revision: str  # of what was pushed, as spec.source.push.revision names it
+    step: int
+    sentBytes: int  # of tensors; what the operator had already is not in it
+    unchanged: bool  # whether the adapter named the same content before
+    ready: bool | None  # null: it was not waited for
+    message: str

@@ -53,13 +53,14 @@ class Operator:
 
     `token`: the text's source, asked anew for each call: a function or a file. `ca`: a PEM file, or
     its bytes; None is the system's, and no TLS at all on loopback. `retry_seconds`: for how long what
-    may pass is tried again.
+    may pass is tried again. `server_name`: what the certificate must name, "" for the address's host.
     """
 
     address: str
     token: Token = field(repr=False)
     ca: Path | bytes | None
     retry_seconds: float
+    server_name: str = ""
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what a call carries. Raises AccessDenied when there is no token to read."""
@@ -93,16 +94,16 @@ class Operator:
 
     def channel(self, target: str) -> grpc.Channel:
         """Return a new connection to one of them."""
-        host = self.address.rpartition(":")[0].strip("[]")
-        if (
-            self.ca is None
-            and ipaddress.ip_address(target.rpartition(":")[0].strip("[]")).is_loopback
-        ):
-            return grpc.insecure_channel(target, options=_OPTIONS)
+        loopback = ipaddress.ip_address(target.rpartition(":")[0].strip("[]")).is_loopback
+        # What is on this machine is behind no proxy, whatever the environment says.
+        options = (*_OPTIONS, ("grpc.enable_http_proxy", int(not loopback)))
+        if self.ca is None and loopback:
+            return grpc.insecure_channel(target, options=options)
+        host = self.server_name or self.address.rpartition(":")[0].strip("[]")
         names = (("grpc.ssl_target_name_override", host), ("grpc.default_authority", self.address))
         roots = _read(self.ca) if isinstance(self.ca, Path) else self.ca
         return grpc.secure_channel(
-            target, grpc.ssl_channel_credentials(roots), options=(*_OPTIONS, *names)
+            target, grpc.ssl_channel_credentials(roots), options=(*options, *names)
         )
 
 

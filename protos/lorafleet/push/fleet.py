@@ -75,7 +75,8 @@ class Fleet:
     each. `namespace`: by default the pod's own. `token`: a function, or the path of a projected
     token's file; read anew for each call. `ca`: a PEM file's path or bytes; None: the system's, and
     no TLS to a loopback address. `retry_seconds`: for how long a push is tried again when the operator
-    is away or the stream breaks.
+    is away or the stream breaks. `server_name`: what the certificate must name where it is not the
+    address's host, as behind a port forward.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Fleet:
         token: Token = PROJECTED_TOKEN,
         ca: Path | str | bytes | None = None,
         retry_seconds: float = 60.0,
+        server_name: str = "",
     ) -> None:
         self.namespace = namespace or _own_namespace()
         trusted = Path(ca) if isinstance(ca, str) else ca
-        self._operator = Operator(address, token, trusted, retry_seconds)
+        self._operator = Operator(address, token, trusted, retry_seconds, server_name)
         self._connection = Connection(self._operator)
         self._turn = threading.Lock()
         self._last = ""  # the adapter that was pushed last

@@ -15,7 +15,7 @@ from lorafleet.push.failures import NotServed, Overtaken, from_call
 from lorafleet.v1alpha1 import push_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lorafleet.push.connection import Operator
 
@@ -42,16 +42,23 @@ class Revision:
     """The model name that engines answer to; it moves on with the next revision."""
     _operator: Operator = field(repr=False)
 
-    def wait(self, engines: Engines = "all", timeout: float = 300.0) -> Revision:
+    def wait(
+        self,
+        engines: Engines = "all",
+        timeout: float = 300.0,
+        progress: Callable[[int, pb.PushStatus], None] = lambda _serving, _status: None,
+    ) -> Revision:
         """Return once the engines serve the revision.
 
-        `engines`: "all" that the adapter wants, or so many. Raises NotServed after `timeout` seconds,
-        Overtaken when a newer revision took its place, and what the fleet refuses it for.
+        `engines`: "all" that the adapter wants, or so many. `progress`: told how many engines serve it,
+        and what the operator says. Raises NotServed after `timeout` seconds, Overtaken when a newer
+        revision took its place, and what the fleet refuses it for.
         """
         deadline, last = time.monotonic() + timeout, pb.PushStatus()
         while True:
             try:
                 for last in self._statuses(deadline):
+                    progress(self._serving(last), last)
                     if self._served(last, engines):
                         return self
             except grpc.RpcError as error:
@@ -128,8 +135,7 @@ class Revision:
         if status.observed_generation < self.generation:
             return False
         if engines != "all":
-            serving = sum(each.revision == self.revision for each in status.engines)
-            if serving >= engines:
+            if self._serving(status) >= engines:
                 return True
         elif status.ready and status.revision == self.revision:
             return True
@@ -138,8 +144,11 @@ class Revision:
             raise refused
         return False
 
+    def _serving(self, status: pb.PushStatus) -> int:
+        return sum(each.revision == self.revision for each in status.engines)
+
     def _late(self, last: pb.PushStatus, engines: Engines, timeout: float) -> NotServed:
-        serving = sum(each.revision == self.revision for each in last.engines)
+        serving = self._serving(last)
         why = f": {last.reason}: {last.message}" if last.reason else ""
         return NotServed(
             f"{serving} engines serve {self.revision} of {self.served_name} after {timeout:g} s, "

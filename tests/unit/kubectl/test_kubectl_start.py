@@ -9,7 +9,7 @@ import sys
 import pytest
 from lorafleet_operator.kubectl import arguments
 
-VERBS = ("ls", "top", "history", "rollback", "lookup", "complete", "cli")
+VERBS = ("ls", "top", "history", "rollback", "lookup", "tunnel", "complete", "cli")
 CODE = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -18,7 +18,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_all_verbs_but_why_need_nothing_but_the_standard_library() -> None:
+def test_all_verbs_but_why_and_push_need_nothing_but_the_standard_library() -> None:
     run = subprocess.run(
         [sys.executable, "-c", CODE, *VERBS], capture_output=True, text=True, check=True
     )
