@@ -6,13 +6,13 @@ with KubeletPorts(kube, directory, "node", {9443: port}) as kubelet:   # found b
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import ssl
 import struct
 import threading
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from localpki import write_pki
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kube_rest import KubeRest
 
 _SYN_STREAM, _SYN_REPLY, _RST_STREAM, _PING = 1, 2, 3, 6
+_CONTROL: Final = 0x80030000
 _FIN: Final = 1
 # Both sides of a connection compress headers beginning with these words (SPDY/3, 2.6.10.1).
 _WORDS: Final = """
@@ -62,101 +63,125 @@ class KubeletPorts:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         pair = (directory / "kubelet" / f"server.{part}" for part in ("crt", "key"))
         self._context.load_cert_chain(*pair)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._open: set[_Forward] = set()
         self.forwarded: list[tuple[str, str]] = []
 
     def __enter__(self) -> Self:
+        self._thread.start()
+        started = asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
+        self._server = asyncio.run_coroutine_threadsafe(started, self._loop).result(30)
+        port = self._server.sockets[0].getsockname()[1]
         self._kube.create("/api/v1/nodes", {"metadata": {"name": self._node}})
-        port = self._listener.getsockname()[1]
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         }
         self._kube.merge(f"/api/v1/nodes/{self._node}/status", {"status": status})
-        threading.Thread(target=self._listen, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.cut()
-        self._listener.close()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         self._kube.delete(f"/api/v1/nodes/{self._node}")
 
     def cut(self) -> None:
         """Break what is being forwarded, as the end of a pod does."""
-        while self._open:
-            with suppress(OSError):
-                self._open.pop().shutdown(socket.SHUT_RDWR)
+        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
 
-    def _listen(self) -> None:
-        with suppress(OSError):
-            while True:
-                found, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(found,), daemon=True).start()
+    async def _cut(self) -> None:
+        for each in self._open:
+            each.break_off()
 
-    def _serve(self, plain: socket.socket) -> None:
-        with suppress(OSError), self._context.wrap_socket(plain, server_side=True) as connection:
-            file = connection.makefile("rb")
-            _, path, *_ = file.readline().decode().split()
-            while file.readline().strip():
-                pass
-            _, _, namespace, pod = path.partition("?")[0].split("/")
-            connection.sendall(
-                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
-                b"X-Stream-Protocol-Version: portforward.k8s.io\r\n\r\n"
-            )
-            self._open.append(connection)
-            self.forwarded.append((namespace, pod))
-            _Frames(connection, file, self._ports).run()
+    async def _end(self) -> None:
+        self._server.close()
+        await self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        _, _, namespace, pod = head.split()[1].partition("?")[0].split("/")
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
+            b"X-Stream-Protocol-Version: portforward.k8s.io\r\n\r\n"
+        )
+        self.forwarded.append((namespace, pod))
+        forward = _Forward(reader, writer, self._ports)
+        self._open.add(forward)
+        try:
+            await forward.run()
+        finally:
+            self._open.discard(forward)
 
 
-class _Frames:
-    """The streams of one connection: two for each forwarded one, of errors and of data."""
+class _Forward:
+    """The streams of one connection: for each connection that is forwarded one of errors, one of data."""
 
-    def __init__(self, connection: socket.socket, file: Any, ports: Mapping[int, int]) -> None:
-        self._connection, self._file, self._ports = connection, file, ports
-        self._sending = threading.Lock()
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ports: Mapping[int, int],
+    ) -> None:
+        self._reader, self._writer, self._ports = reader, writer, ports
         self._unpack = zlib.decompressobj(zdict=DICTIONARY)
         self._pack = zlib.compressobj(zdict=DICTIONARY)
         self._errors: dict[bytes, int] = {}
-        self._targets: dict[int, socket.socket] = {}
+        self._targets: dict[int, asyncio.StreamWriter] = {}
+        self._backs: set[asyncio.Task[None]] = set()
 
-    def run(self) -> None:
+    def break_off(self) -> None:
+        """End without a word."""
+        self._writer.transport.abort()
+
+    async def run(self) -> None:
         """Serve until the other side is gone."""
         try:
-            while len(head := self._file.read(8)) == 8:
-                first, second = struct.unpack(">II", head)
-                body = self._file.read(second & 0xFFFFFF)
-                if first >> 31:
-                    self._control(first & 0xFFFF, body)
-                elif target := self._targets.get(first):
-                    target.sendall(body)
-                    if second >> 24 & _FIN:
-                        target.shutdown(socket.SHUT_WR)
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    first, second = struct.unpack(">II", await self._reader.readexactly(8))
+                    body = await self._reader.readexactly(second & 0xFFFFFF)
+                    await self._take(first, second >> 24, body)
         finally:
             for target in self._targets.values():
-                target.close()
+                target.transport.abort()
+            self._writer.transport.abort()
 
-    def _control(self, kind: int, body: bytes) -> None:
+    async def _take(self, first: int, flags: int, body: bytes) -> None:
+        if not first >> 31:
+            target = self._targets.get(first)
+            if target is not None:
+                target.write(body)
+                await target.drain()
+                if flags & _FIN:
+                    target.write_eof()
+            return
+        kind, stream = first & 0xFFFF, int.from_bytes(body[:4])
         if kind == _PING:
-            self._send(0x80030000 | _PING, 0, body)
-        elif kind == _RST_STREAM and (target := self._targets.get(int.from_bytes(body[:4]))):
-            with suppress(OSError):
-                target.shutdown(socket.SHUT_RDWR)
+            self._send(_CONTROL | _PING, 0, body)
+        elif kind == _RST_STREAM and stream in self._targets:
+            self._targets.pop(stream).transport.abort()
         elif kind == _SYN_STREAM:
-            stream = int.from_bytes(body[:4])
-            headers = self._headers(self._unpack.decompress(body[10:]))
-            with self._sending:
-                none = self._pack.compress(bytes(4)) + self._pack.flush(zlib.Z_SYNC_FLUSH)
-                self._send_locked(0x80030000 | _SYN_REPLY, 0, body[:4] + none)
-            if headers[b"streamtype"] == b"error":
-                self._errors[headers[b"requestid"]] = stream
-                return
-            port = self._ports[int(headers[b"port"])]
-            target = socket.create_connection(("127.0.0.1", port))
-            self._targets[stream] = target
-            error = self._errors.pop(headers[b"requestid"])
-            threading.Thread(target=self._back, args=(target, stream, error), daemon=True).start()
+            await self._opened(stream, self._headers(self._unpack.decompress(body[10:])))
+
+    async def _opened(self, stream: int, headers: dict[bytes, bytes]) -> None:
+        none = self._pack.compress(bytes(4)) + self._pack.flush(zlib.Z_SYNC_FLUSH)
+        self._send(_CONTROL | _SYN_REPLY, 0, stream.to_bytes(4) + none)
+        if headers[b"streamtype"] == b"error":
+            self._errors[headers[b"requestid"]] = stream
+            return
+        port = self._ports[int(headers[b"port"])]
+        reader, self._targets[stream] = await asyncio.open_connection("127.0.0.1", port)
+        error = self._errors.pop(headers[b"requestid"])
+        back = asyncio.create_task(self._back(reader, stream, error))
+        self._backs.add(back)
+        back.add_done_callback(self._backs.discard)
 
     @staticmethod
     def _headers(block: bytes) -> dict[bytes, bytes]:
@@ -167,17 +192,13 @@ class _Frames:
             at += 4 + length
         return dict(zip(found[::2], found[1::2], strict=True))
 
-    def _back(self, target: socket.socket, stream: int, error: int) -> None:
+    async def _back(self, reader: asyncio.StreamReader, stream: int, error: int) -> None:
         with suppress(OSError):
-            while data := target.recv(1 << 16):
+            while data := await reader.read(1 << 16):
                 self._send(stream, 0, data)
-        with suppress(OSError):
+                await self._writer.drain()
             self._send(stream, _FIN, b"")
             self._send(error, _FIN, b"")
 
     def _send(self, first: int, flags: int, body: bytes) -> None:
-        with self._sending:
-            self._send_locked(first, flags, body)
-
-    def _send_locked(self, first: int, flags: int, body: bytes) -> None:
-        self._connection.sendall(struct.pack(">II", first, flags << 24 | len(body)) + body)
+        self._writer.write(struct.pack(">II", first, flags << 24 | len(body)) + body)
