@@ -20,9 +20,9 @@ from localprometheus import LocalPrometheus
 from lorafleet.errors import AccessDenied
 from lorafleet.push import Fleet
 from operator_chain import BASE, CASES, eventually
+from processes import free_port
 from pushing import PUSH_RULES, account, token
 from real_chain import ENGINE, NOISY
-from servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

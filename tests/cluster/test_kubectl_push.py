@@ -25,8 +25,8 @@ from localstack import LocalStack
 from lorafleet_operator.kubectl.api import Failed, Kubectl
 from lorafleet_operator.kubectl.tunnel import Tunnel
 from pod_process import pod_of
+from processes import free_port
 from pushing import PUSH_RULES, RBAC, Content, account, folder
-from servers import free_port
 from simulated_engine import Behaviour
 
 if TYPE_CHECKING:
