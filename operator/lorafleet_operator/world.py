@@ -115,7 +115,7 @@ class EngineView:
     def message(self) -> str:
         """Why the engine is not Ready, in the sidecar's own words."""
         if self.lacks_sidecar:
-            return _NO_SIDECAR
+            return f"{_NO_SIDECAR} ({self.problem})" if self.problem else _NO_SIDECAR
         if self.problem or self.inventory is None:
             return self.problem or "the sidecar has not answered yet"
         return (

@@ -137,7 +137,7 @@ def test_a_pool_says_which_pod_has_no_sidecar_and_what_to_do() -> None:
     assert bare.message == (
         "engine e-1: the pod has no sidecar: it gets one when it is made, by its label "
         "lorafleet.dev/engine-pool; delete it, and if the next one has none either, install the "
-        "injection or put the snippet in"
+        "injection or put the snippet in (sidecar at 10.0.0.1:7070: connection refused)"
     )
     by_port = {"name": "mine", "ports": [{"containerPort": 7070}]}
     by_variable = {"name": "mine", "env": [{"name": "LORAFLEET_ARENA_BYTES", "value": "1"}]}
