@@ -100,7 +100,9 @@ class Operator:
         if self.ca is None and loopback:
             return grpc.insecure_channel(target, options=options)
         host = self.server_name or self.address.rpartition(":")[0].strip("[]")
-        names = (("grpc.ssl_target_name_override", host), ("grpc.default_authority", self.address))
+        # gRPC refuses a call whose authority is another host than the certificate's.
+        authority = self.server_name or self.address
+        names = (("grpc.ssl_target_name_override", host), ("grpc.default_authority", authority))
         roots = _read(self.ca) if isinstance(self.ca, Path) else self.ca
         return grpc.secure_channel(
             target, grpc.ssl_channel_credentials(roots), options=(*options, *names)
