@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lorafleet.push import NotServed
 from lorafleet.push.callback import PushCallback
 from lorafleet.push.rollouts import FleetRollouts
-from operator_chain import BASE
-from push_training import RANK_PATTERN, Compared, grpo, policy, supervised, weights
+from operator_chain import BASE, eventually
+from push_training import (
+    PROMPTS,
+    RANK_PATTERN,
+    Compared,
+    Standing,
+    gap,
+    grpo,
+    policy,
+    supervised,
+    tokenizer_of,
+    trained,
+    weights,
+)
 from real_chain import ENGINE
 
 if TYPE_CHECKING:
@@ -53,6 +67,47 @@ def test_grpo_learns_from_rollouts_of_the_adapter_of_each_step(
     assert revision is not None
     assert (revision.step, set(revision.staleness().values())) == (steps - 1, {0})
     fleet.wait_gone("grpo")
+
+
+def test_rollouts_are_of_the_revision_that_the_trainer_meant_or_fail(
+    fleet: RealChain, client: Fleet
+) -> None:
+    model, another = (trained(policy(fleet.model), seed) for seed in (5, 6))
+    push = {"name": "meant", "base_model": BASE, "pool": "pool"}
+    rollouts = FleetRollouts(client, fleet.engines[ENGINE].url, **push)
+    trainer = Standing(model, tokenizer_of(fleet.model), max_completion_length=64)
+
+    def rollout() -> str:
+        """Return what was said instead of a rollout, "" after one, which must be of the model."""
+        try:
+            found = rollouts(PROMPTS, trainer)
+        except NotServed as error:
+            return str(error)
+        assert gap(model, found) < NEAR
+        assert gap(another, found) > 4 * NEAR
+        return ""
+
+    assert rollout() == ""
+    before = rollouts.revision
+    assert before is not None
+    pinned = before.pinned()
+    assert pinned == f"{before.served_name}@{fleet.status('meant')['digest'][7:]}"
+    with ThreadPoolExecutor(8) as pool:  # another push, in the middle of these
+        running = [pool.submit(rollout) for _ in range(16)]
+        after = client.push(another, step=1, **push)
+        assert after is not None
+        after.wait()
+        said = {each.result() for each in running}
+    last: list[str] = []
+    eventually(lambda: last.append(rollout()) or last[-1], 60, "the old revision goes")
+    here = fleet.status("meant")["digest"][7:19]
+    url, served = fleet.engines[ENGINE].url, before.served_name
+    assert last[-1] == (
+        f"{url} does not serve step 0: The model `{pinned}` does not exist: "
+        f"of {served} this engine has {here}."
+    )
+    assert said <= {"", last[-1]}
+    fleet.wait_gone("meant")
 
 
 def test_the_callback_of_hugging_faces_trainer_pushes_beside_it(

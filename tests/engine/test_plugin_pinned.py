@@ -253,6 +253,30 @@ def test_pinned_names_are_listed_and_counted_nowhere(
     assert "t/a@" not in server.api.get("/metrics").text
 
 
+def test_embeddings_are_of_the_revision_that_was_asked_for(
+    start_server: Callable[..., EngineServer], adapters: dict[str, Path]
+) -> None:
+    embedder = start_server("--runner", "pooling", "--convert", "embed")
+
+    def embedding(model: str) -> tuple[int, Any]:
+        answer = embedder.api.post("/v1/embeddings", json={"model": model, "input": WORDS})
+        return text_of(answer, lambda found: tuple(found["data"][0]["embedding"]))
+
+    made = Revisions(
+        embedder, {which: embedder.arena.add(path) for which, path in adapters.items()}
+    )
+    made.publish("old")
+    made.prepare("new")
+    (_, (base, _)), (_, (plain, _)) = embedding(SERVED), embedding("t/a")
+    old, new = made.name("old"), made.name("new")
+    assert embedding(old) == (200, (plain, old))
+    status, (other, _) = embedding(new)
+    assert (status, len({base, plain, other})) == (200, 3)
+    here = ", ".join(each.partition("@")[2] for each in (old, new))
+    line = f"The model `t/a@0123456789ab` does not exist: of t/a this engine has {here}."
+    assert embedding("t/a@0123456789ab") == (404, line)
+
+
 def cached(server: EngineServer) -> int:
     """Return the tokens that vLLM's prefix cache has answered so far."""
     return sum(
