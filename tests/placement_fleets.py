@@ -19,6 +19,8 @@ from lorafleet_operator.placement import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lorafleet_operator.placement.entry import Entry
+
 KEYS = [f"{tenant}/{letter}" for tenant in "tu" for letter in "abcdef"]
 PODS = [f"p-{number}" for number in range(6)]
 DIGESTS = ["sha256:1", "sha256:2"]
@@ -102,24 +104,26 @@ def in_one_piece(engines: Sequence[EngineSnapshot]) -> list[EngineSnapshot]:
 def carried_out(
     adapters: Sequence[AdapterDemand],
     engines: Sequence[EngineSnapshot],
-    assignments: Mapping[str, Sequence[str]],
+    entries: Mapping[str, Entry],
 ) -> tuple[list[AdapterDemand], list[EngineSnapshot]]:
     """Return the fleet after everybody did what the plan says, and every request was answered.
 
-    In an arena, what comes lies in the largest free piece, and what goes lay beside it.
+    Engines know their guests. In an arena, what comes lies in the largest free piece, and what
+    goes lay beside it.
     """
     sizes = {a.key: a.size_bytes or 0 for a in adapters}
 
     def after(e: EngineSnapshot) -> EngineSnapshot:
-        there = frozenset(key for key, pods in assignments.items() if e.pod_name in pods)
+        there = frozenset(key for key, entry in entries.items() if e.pod_name in entry.chosen)
         left = sum(sizes.get(key, 0) for key in e.loaded) - sum(sizes[key] for key in there)
         piece = max(0, e.arena_largest_free_bytes + left)
         return replace(e, loaded=there, arena_largest_free_bytes=piece)
 
+    answered = [replace(a, requested=frozenset(), idle=frozenset()) for a in adapters]
     moved = [
-        replace(a, current=there, visits=there, requested=frozenset(), idle=frozenset())
-        for a in adapters
-        if (there := frozenset(assignments[a.key])) is not None
+        replace(a, current=frozenset(entry.chosen), visits=entry.guests)
+        for a in answered
+        if (entry := entries[a.key])
     ]
     return moved, [after(e) for e in engines]
 

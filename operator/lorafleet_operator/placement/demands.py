@@ -126,6 +126,11 @@ class AdapterDemand:
         """Return whether `other` asks for the same: what was chosen for one is right for both."""
         return self._needs == other._needs
 
+    def eases(self, new: AdapterDemand) -> bool:
+        """Return whether others may have more room, or take its place, when it becomes `new`."""
+        smaller = (new.size_bytes or 0) < (self.size_bytes or 0)
+        return smaller or new.weight < self.weight or self.reserved
+
     @property
     def _needs(self) -> tuple[object, ...]:
         return (

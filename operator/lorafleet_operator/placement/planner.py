@@ -96,7 +96,7 @@ class Planner:
         elif entry.demand.same_needs(demand):
             entry.demand = demand
         else:
-            self._freed |= _eases(entry.demand, demand)
+            self._freed |= entry.demand.eases(demand)
             self._release(entry)
             self._count_weight(entry.demand.weight, -1)
             self._count_weight(demand.weight, 1)
@@ -169,14 +169,13 @@ class Planner:
         return {*demand.current, *self.board.loaded_on(demand.key), *chosen}
 
     def sheltered_on(self, key: str) -> frozenset[str]:
-        """Return the engines where its tenant's guarantee keeps the adapter in a slot."""
+        """Return the engines where its tenant's guarantee keeps the adapter in a slot; no guest."""
         entry = self.entries[key]
         if not self._has_slots(entry.demand):
             return frozenset()
-        carriers = self.board.carriers
-        return frozenset(
-            name for name in entry.chosen if key in carriers[name].sheltered(entry.demand.tenant)
-        )
+        carriers, tenant = self.board.carriers, entry.demand.tenant
+        replicas = entry.chosen.keys() - entry.guests  # guests are known again by their residency
+        return frozenset(name for name in replicas if key in carriers[name].sheltered(tenant))
 
     def used_up(self, demand: AdapterDemand) -> TenantRule | None:
         """Return the rule of a tenant that has as many adapters as it may have, else None."""
@@ -222,6 +221,9 @@ class Planner:
             guest = name in demand.visits or name in entry.guests
             return (guest, name not in before, engine.cordoned, unloaded, len(engine.loaded), name)
 
+        for name in sorted(entry.guests, key=order):
+            if entry.short:  # a guest takes the place of a replica that was lost
+                self._add(entry, carriers[name], self._remove(entry, carriers[name]))
         for name in sorted(carriers.keys() & names - entry.chosen.keys(), key=order):
             guest = demand.limit is not None and not entry.short
             if guest and name not in demand.visits:
@@ -295,7 +297,7 @@ class Planner:
         return displaced
 
     def _choose_requested(self, entry: Entry, kinds: set[Kind]) -> list[Entry]:
-        """Give the adapter the engines that requests wait for it on."""
+        """Give the adapter the engines that requests wait for it on, beside its replicas."""
         guest, carriers = entry.demand.as_guest, self.board.carriers
         displaced: list[Entry] = []
         for name in sorted(carriers.keys() & entry.asked):
@@ -303,9 +305,9 @@ class Planner:
             if carrier.kind not in kinds:
                 continue
             if carrier.lacks(guest) is None:
-                self._add(entry, carrier, "a request asked for it there", guest=True)
+                self._add(entry, carrier, "a request asked for it there", guest=not entry.short)
             elif going := victims(carrier, guest):
-                displaced += self._displace(entry, carrier, going, guest=True)
+                displaced += self._displace(entry, carrier, going, guest=not entry.short)
         return displaced
 
     def _choose_all(self, entry: Entry, kinds: set[Kind], *, urgent: bool) -> list[Entry]:
@@ -367,9 +369,9 @@ class Planner:
         for key in list(carrier.adapters):
             self._remove(self.entries[key], carrier)
 
-    def _remove(self, entry: Entry, carrier: Carrier) -> None:
+    def _remove(self, entry: Entry, carrier: Carrier) -> str:
         self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
-        del entry.chosen[carrier.engine.pod_name]
+        why = entry.chosen.pop(carrier.engine.pod_name)
         if carrier.engine.pod_name in entry.guests:
             entry.guests -= {carrier.engine.pod_name}
             self._count_weight(entry.demand.as_guest.weight, -1)
@@ -379,6 +381,7 @@ class Planner:
         self.board.take(carrier, entry.demand.key)
         if before is not None:
             self._sheltered |= before ^ carrier.sheltered(tenant)
+        return why
 
     def _release(self, entry: Entry) -> None:
         for name in list(entry.chosen):
@@ -393,8 +396,3 @@ class Planner:
 def _assigned(demand: AdapterDemand, tenancy: Tenancy) -> AdapterDemand:
     tenant = tenancy.tenant_of(demand.namespace) if tenancy.rules else ""
     return demand if demand.assigned == tenant else replace(demand, assigned=tenant)
-
-
-def _eases(old: AdapterDemand, new: AdapterDemand) -> bool:
-    """Return whether the change may leave others more room, or make it lose its place to them."""
-    return (new.size_bytes or 0) < (old.size_bytes or 0) or new.weight < old.weight or old.reserved

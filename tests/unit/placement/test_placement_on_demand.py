@@ -16,6 +16,7 @@ from lorafleet_operator.placement import (
     planned,
     unmet,
 )
+from placement_fleets import carried_out
 
 
 def engine(name: str = "p-0", **facts: Any) -> EngineSnapshot:
@@ -112,3 +113,39 @@ def test_an_engine_that_cannot_take_it_is_not_chosen_for_a_request() -> None:
         "p-0": "serves x, the adapter wants y",
         "p-1": "is cordoned",
     }
+
+
+def spread(key: str, *requested: str, **facts: Any) -> AdapterDemand:
+    return on_demand(key, *requested, policy=Policy.SPREAD, **facts)
+
+
+def test_a_planner_that_starts_takes_no_replica_for_a_guest() -> None:
+    """Else who waits for the room would push the replica out, which nobody may."""
+    engines = [engine("p-0", base_models=("x",)), engine("p-1", max_adapters=1)]
+    adapters = [spread("t/a", "p-0", refused={"p-0": "no"}), always("t/b", base_model="y")]
+    planner = planned(adapters[:1], engines)
+    planner.set_adapter(adapters[1])
+    planner.settle()
+    again = planned(*carried_out(adapters, engines, planner.entries))
+    for each in (planner, again):
+        assert each.entries["t/a"].guests == {"p-0"}
+        assert each.entries["t/a"].chosen.keys() == {"p-0", "p-1"}
+        assert each.entries["t/b"].chosen == {}
+
+
+def test_a_guest_takes_the_place_of_a_replica_that_was_lost() -> None:
+    planner = planned([spread("t/a", "p-1")], [engine("p-0"), engine("p-1", max_adapters=1)])
+    assert planner.entries["t/a"].guests == {"p-1"}
+    planner.drop_engine("p-0")
+    assert planner.settle() == {"t/a"}
+    assert planner.entries["t/a"].guests == frozenset()
+    planner.set_adapter(always("t/b"))
+    assert planner.settle() == set()  # a guest would give way
+
+
+def test_where_it_has_too_few_replicas_a_request_brings_one_of_them() -> None:
+    only = engine(loaded=frozenset(["t/b"]), max_adapters=1)
+    asked = spread("t/a", "p-0", refused={"p-0": "no"})
+    planner = planned([asked, on_demand("t/b")], [only])
+    assert planner.entries["t/a"].chosen.keys() == {"p-0"}
+    assert planner.entries["t/a"].guests == frozenset()

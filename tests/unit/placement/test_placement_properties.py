@@ -113,10 +113,10 @@ def test_the_order_of_the_arguments_does_not_matter(
 def test_a_plan_that_was_carried_out_is_kept(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot]
 ) -> None:
-    first = plan(adapters, engines)
-    again = plan(*carried_out(adapters, engines, first.assignments))
-    for key, pods in first.assignments.items():
-        assert set(pods) <= set(again.assignments[key])
+    first = planned(adapters, engines).entries
+    again = planned(*carried_out(adapters, engines, first)).entries
+    for key, entry in first.items():
+        assert entry.chosen.keys() <= again[key].chosen.keys()
 
 
 @unhurried
@@ -126,7 +126,7 @@ def test_removing_one_adapter_moves_no_other(
 ) -> None:
     assume(adapters)
     first = plan(adapters, engines)
-    adapters, engines = carried_out(adapters, engines, first.assignments)
+    adapters, engines = carried_out(adapters, engines, planned(adapters, engines).entries)
     gone = data.draw(st.sampled_from(adapters))
     rest = plan([a for a in adapters if a is not gone], engines)
     for key, pods in rest.assignments.items():
@@ -139,7 +139,7 @@ def test_adding_an_engine_moves_at_most_the_unplaced(
     adapters: list[AdapterDemand], engines: list[EngineSnapshot], new: EngineSnapshot
 ) -> None:
     first = plan(adapters, engines)
-    adapters, engines = carried_out(adapters, engines, first.assignments)
+    adapters, engines = carried_out(adapters, engines, planned(adapters, engines).entries)
     second = plan(adapters, [*engines, replace(new, loaded=frozenset())])
     for a in adapters:
         before, after = set(first.assignments[a.key]), set(second.assignments[a.key])
@@ -155,7 +155,7 @@ def test_an_engine_that_dies_moves_only_what_it_carried_and_each_of_it_once(
 ) -> None:
     level = [replace(a, priority=0) for a in adapters]
     first = plan(level, engines)
-    level, engines = carried_out(level, engines, first.assignments)
+    level, engines = carried_out(level, engines, planned(level, engines).entries)
     dead = data.draw(st.sampled_from(engines))
     ill = replace(dead, health=EngineHealth.UNREACHABLE)
     second = plan(level, [ill if e is dead else e for e in engines])

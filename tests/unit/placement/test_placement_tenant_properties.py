@@ -108,7 +108,7 @@ def test_tenants_that_change_leave_a_plan_that_holds_and_that_a_new_operator_com
     planner.settle()
     found = {key: tuple(sorted(entry.chosen)) for key, entry in planner.entries.items()}
     assert over_limits(after, adapters, engines, found) == []
-    again = plan(*carried_out(adapters, engines, found), tenancy=after)
+    again = plan(*carried_out(adapters, engines, planner.entries), tenancy=after)
     for key, pods in found.items():
         assert set(pods) <= set(again.assignments[key])
 

@@ -300,3 +300,14 @@ def test_a_tenant_that_loads_without_pause_costs_a_guarantee_no_eviction_and_no_
     assert evicted["noisy"] > 100
     assert (lost == 0) is guaranteed
     assert (evicted["quiet"] == 0) is guaranteed
+
+
+def test_no_guest_is_sheltered_for_engines_that_keep_it_as_another_could_not_tell_of_it() -> None:
+    asked = adapter("quiet/a", requested=frozenset(["p-1"]))
+    rules = tenancy(TenantRule("quiet", guaranteed_slots=2))
+    planner = planned([asked], [engine("p-0"), engine("p-1")], rules)
+    assert planner.entries["quiet/a"].guests == {"p-1"}
+    assert planner.sheltered_on("quiet/a") == {"p-0"}
+    planner.drop_engine("p-0")
+    assert planner.settle() == {"quiet/a"}
+    assert planner.sheltered_on("quiet/a") == {"p-1"}
