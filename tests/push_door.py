@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Reviews:
-    """Knows whose tokens are (`users`); each may push and make adapters in `team-a`.
+    """Knows whose tokens are (`users`); each may push and make adapters in `namespaces`.
 
     Questions wait for `answers`, writes of adapters for `writes`.
     """
@@ -35,6 +35,7 @@ class Reviews:
     def __init__(self) -> None:
         self.users = {"good": "system:serviceaccount:team-a:trainer"}
         self.users |= {f"good-{n}": f"system:serviceaccount:team-{n}:trainer" for n in range(10)}
+        self.namespaces = {"team-a"}
         self.adapters: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
         self.asked = 0
@@ -65,7 +66,7 @@ class Reviews:
     async def _access(self, request: web.Request) -> web.Response:
         about = (await request.json())["spec"]["resourceAttributes"]
         await self.answers.wait()
-        return web.json_response({"status": {"allowed": about["namespace"] == "team-a"}})
+        return web.json_response({"status": {"allowed": about["namespace"] in self.namespaces}})
 
     async def _event(self, request: web.Request) -> web.Response:
         self.events.append(await request.json())
@@ -80,8 +81,9 @@ class Reviews:
         name = body["metadata"]["name"]
         if "dryRun" not in request.query:
             await self.writes.wait()
-            uid = f"uid-{next(self._versions)}"
-            body["metadata"] |= {"uid": uid, "generation": 1, "resourceVersion": uid}
+            version = str(next(self._versions))
+            uid = f"uid-{version}"
+            body["metadata"] |= {"uid": uid, "generation": 1, "resourceVersion": version}
             self.adapters[name] = body
         return web.json_response(body)
 
@@ -102,6 +104,7 @@ class Reviews:
 class Door:
     def __init__(self, reviews: Reviews, server: PushServer, root: Path) -> None:
         self.reviews, self.server, self.root = reviews, server, root
+        self.fleet = server._fleet
         self.spool = server._spool
 
     def trainer(self, token: str = "good", **more: Any) -> Trainer:

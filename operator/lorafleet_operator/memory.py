@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from lorafleet.errors import LorafleetError
     from lorafleet.profile import EngineProfile
 
+    from lorafleet_operator.term import Term
+
 TRIES: Final = 3
 """Refusals that may pass after which an update is given up, and a new adapter tried elsewhere."""
 _MAX_VERDICTS: Final = 65536
@@ -70,6 +72,7 @@ class Memory:
         # By the adapter's UID, then by the pod's: what an engine that is no more has said is replaced.
         self._refusals: dict[str, dict[str, tuple[_Subject, LorafleetError]]] = {}
         self._failures: dict[str, dict[str, tuple[_Subject, int]]] = {}
+        self._read: dict[str, Term] = {}
 
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
         """Return the last look at the adapter's source if it still counts.
@@ -157,8 +160,17 @@ class Memory:
         about = (engine, generation, fingerprint)
         self._refusals.setdefault(uid, {})[_pod(engine)] = (about, error)
 
+    def read_in(self, uid: str) -> Term | None:
+        """Return in which term the adapter was read from the API server itself, None if in none."""
+        return self._read.get(uid)
+
+    def keep_read(self, uid: str, term: Term) -> None:
+        """Note that it was read in this one."""
+        self._read[uid] = term
+
     def forget(self, uid: str) -> None:
         """Drop all about an adapter that is gone."""
+        self._read.pop(uid, None)
         self._looks.pop(uid, None)
         self._refusals.pop(uid, None)
         self._failures.pop(uid, None)

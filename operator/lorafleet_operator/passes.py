@@ -15,6 +15,7 @@ from lorafleet_operator.api import names
 from lorafleet_operator.api.conditions import ConditionType
 from lorafleet_operator.api.meta import Condition
 from lorafleet_operator.api.v1alpha1 import EnginePool, LoRAAdapter
+from lorafleet_operator.catching_up import caught_up
 from lorafleet_operator.cluster import finalizer
 from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.cluster.writes import post_event
@@ -48,6 +49,7 @@ async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
     body = fleet.bodies.get(uid)
     if body is None:
         return None
+    body = await caught_up(body, fleet)
     if fleet.world.gone(uid) or body["metadata"].get("deletionTimestamp"):
         try:
             return await deletion_pass(body, fleet)

@@ -154,14 +154,7 @@ def may_publish(wanted: Wanted) -> bool:
         return True
     if not any(_served(wanted, holding) for holding in wanted.holdings):
         return True
-    moving = wave(wanted)
-    lacking = [
-        holding
-        for holding in new
-        if holding.desired
-        and not has_loaded(wanted, holding)
-        and (holding.engine in moving or not _replaces(wanted, holding))
-    ]
+    lacking = _lacking(wanted)
     if any(holding.takes_orders for holding in lacking):
         return False
     return not lacking or len(_without_any(wanted)) <= wanted.max_unavailable
@@ -221,11 +214,14 @@ def to_retire(
     Old served names go once the engine serves the new one; engines that left the plan let go
     once all engines of the plan serve (make before break); where more important adapters got
     its place, also when the plan has no other for it. An engine that is drained keeps the wanted
-    revision: what was routed to it a moment ago is still answered. `lost_name`: the served name is
-    not its own, so that everything goes at once but what is served under `kept_names`.
+    revision: what was routed to it a moment ago is still answered. Once it is decided what all
+    serve, one that left the plan with another revision lets go when the first serves that.
+    `lost_name`: the served name is not its own, so that everything goes at once but what is served
+    under `kept_names`.
     """
     desired = wanted.desired()
     settled = bool(desired) and ready(wanted) == len(desired)
+    moved = wanted.decided is True and ready(wanted) > 0
     gone: set[tuple[str, str]] = set()
     for holding in wanted.holdings:
         if not holding.takes_orders:
@@ -236,8 +232,12 @@ def to_retire(
             displaced = holding.displaced and not desired
             stays = holding.leaving and serves(wanted, holding)
             surplus = not holding.desired and not stays and (settled or displaced)
-            renamed = entry.served_name != wanted.served_name and serves(wanted, holding)
-            if surplus or renamed or (lost_name and entry.served_name not in kept_names):
+            other_name = entry.served_name != wanted.served_name
+            renamed = other_name and serves(wanted, holding)
+            left = not holding.desired and not serves(wanted, holding)
+            overtaken = moved and left and not other_name
+            lost = lost_name and entry.served_name not in kept_names
+            if surplus or overtaken or renamed or lost:
                 gone.add((holding.engine, entry.served_name))
     return sorted(gone)
 
@@ -248,7 +248,7 @@ def to_roll_back(wanted: Wanted) -> list[tuple[str, Loaded]]:
     One that was refused elsewhere, or given up: it must not occupy a slot. Publishing the served
     revision again makes the engine drop it.
     """
-    refused = not may_publish(wanted) and any(holding.refused for holding in wanted.desired())
+    lost = _is_lost(wanted)
     found = []
     for holding in wanted.desired():
         served = _served(wanted, holding)
@@ -259,7 +259,7 @@ def to_roll_back(wanted: Wanted) -> list[tuple[str, Loaded]]:
             entry.served_name == wanted.served_name and not entry.published and not entry.draining
             for entry in holding.loaded
         )
-        if given_up or (moves and refused and has_loaded(wanted, holding)):
+        if given_up or (moves and lost and has_loaded(wanted, holding)):
             found.append((holding.engine, served))
     return found
 
@@ -273,10 +273,31 @@ def ready(wanted: Wanted) -> int:
 
 
 def _asked(wanted: Wanted) -> list[Holding]:
-    """Return the engines that may get something: where one refusal decides, nothing after it."""
-    desired = wanted.desired()
-    lost = wanted.decided is False and any(holding.refused for holding in desired)
-    return [holding for holding in desired if holding.proved or not lost]
+    """Return the engines that may get something: nothing that one refusal keeps from every name.
+
+    They would load it, and drop it again, with each pass.
+    """
+    lost = _is_lost(wanted)
+    return [holding for holding in wanted.desired() if holding.proved or not lost]
+
+
+def _is_lost(wanted: Wanted) -> bool:
+    """Return whether no name may move to the wanted revision, for an engine refuses it."""
+    if wanted.decided is not None:
+        return not wanted.decided and any(holding.refused for holding in wanted.desired())
+    return not may_publish(wanted) and any(holding.refused for holding in _lacking(wanted))
+
+
+def _lacking(wanted: Wanted) -> list[Holding]:
+    """Return the engines that have yet to load and prove the wanted revision before names move."""
+    moving = wave(wanted)
+    return [
+        holding
+        for holding in wanted.desired()
+        if not holding.proved
+        and not has_loaded(wanted, holding)
+        and (holding.engine in moving or not _replaces(wanted, holding))
+    ]
 
 
 def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS: Final = 30
 MOST_OF_A_POOL: Final = 16
+MOST_OF_AN_ACCOUNT: Final = 8
+"""Of a pool's: one trainer leaves room for those of others."""
 _SHOWN: Final = 8
 
 
@@ -61,6 +63,10 @@ class SafePoints:
         calls = self._held.setdefault(pool, [])
         if len(calls) >= MOST_OF_A_POOL:
             raise StagingBusy(f"{len(calls)} calls hold safe points of pool {pool} open already")
+        if sum(each.account == account for each in calls) >= MOST_OF_AN_ACCOUNT:
+            raise StagingBusy(
+                f"{account} holds {MOST_OF_AN_ACCOUNT} safe points of pool {pool} open"
+            )
         mine = Held(account)
         calls.append(mine)
         try:
@@ -90,6 +96,8 @@ def safe_point(
 
     before: what it says. accounts: see SafePoints.of.
     """
+    if before is not None and before.open_until - now > timedelta(seconds=LEASE_SECONDS):
+        before = None  # nobody renews that far ahead: the clock was set back
     if accounts:
         until = before.open_until if before is not None else now
         if until - now < timedelta(seconds=LEASE_SECONDS / 2):

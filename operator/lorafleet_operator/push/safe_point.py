@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import EngineUnreachable, InvalidAdapter, SourceNotFound
@@ -13,6 +14,7 @@ from lorafleet_operator.cluster import pushed_specs
 from lorafleet_operator.fleet import pool_loop
 from lorafleet_operator.push import named
 from lorafleet_operator.push.access import SAFE_POINT
+from lorafleet_operator.push.stay import Stay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,16 +40,27 @@ async def hold(
     seconds = request.timeout_seconds or _USUAL_SECONDS
     if seconds > MOST_SECONDS:
         raise InvalidAdapter(f"timeout_seconds is {seconds}, at most {MOST_SECONDS} are allowed")
-    account, pool = await _admitted(fleet, door, request, context)
+    metadata = dict(context.invocation_metadata())
+    about = {"namespace": request.namespace, "name": request.name, "what": SAFE_POINT}
+    admit = partial(door.admit, metadata, "get", **about)
+    account = await admit()
+    pool = await _pool_of(fleet, request)
+
+    async def rights() -> None:
+        await door.may_open(await admit(), *pool.split("/"))
+
+    await rights()
+    stay = Stay(door, metadata, rights)
     _check_ours(fleet, pool)
     loop = asyncio.get_running_loop()
     deadline, last = loop.time() + seconds, None
     try:
-        with fleet.safe_points.hold(pool, account) as held:
+        with fleet.safe_points.hold(pool, account.user) as held:
             fleet.wakeups.wake(pool_loop(pool))
             while loop.time() < deadline and not (last and last.done):
                 news = await held.next(min(_LOOK_SECONDS, deadline - loop.time()))
                 _check_ours(fleet, pool)
+                await stay.check()
                 if news is not None and (found := status_of(news)) != last:
                     last = found
                     yield found
@@ -55,19 +68,12 @@ async def hold(
         fleet.wakeups.wake(pool_loop(pool))  # the status says so until it is looked at
 
 
-async def _admitted(
-    fleet: Fleet, door: Doorkeeper, request: pb.OpenSafePointRequest, context: Any
-) -> tuple[str, str]:
-    """Return whose call it is and the key of the pool that it may open a safe point of."""
-    namespace, name = request.namespace, request.name
-    metadata = dict(context.invocation_metadata())
-    who = await door.admit(metadata, "get", namespace=namespace, name=name, what=SAFE_POINT)
-    there = await pushed_specs.read(fleet.api, namespace, name)
+async def _pool_of(fleet: Fleet, request: pb.OpenSafePointRequest) -> str:
+    """Return the key of the pool that the adapter is of."""
+    there = await pushed_specs.read(fleet.api, request.namespace, request.name)
     if there is None:
-        raise SourceNotFound(f"no LoRAAdapter {namespace}/{name}")
-    pool = named.pool_of(there["spec"], namespace)
-    await door.may_open(who, *pool.split("/"))
-    return who.user, pool
+        raise SourceNotFound(f"no LoRAAdapter {request.namespace}/{request.name}")
+    return named.pool_of(there["spec"], request.namespace)
 
 
 def _check_ours(fleet: Fleet, pool: str) -> None:

@@ -26,6 +26,7 @@ from lorafleet_operator.push import named, safe_point
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
 from lorafleet_operator.push.revision import described
+from lorafleet_operator.push.stay import Stay
 from lorafleet_operator.push.stream import (
     Pace,
     commit_comes,
@@ -238,21 +239,21 @@ class PushService(pb_grpc.PushServiceServicer):
         """Tell what came of an adapter's revisions, at most four times a second."""
         fleet = self._fleet
         try:
-            await self._door.admit(
-                dict(context.invocation_metadata()),
-                "get",
-                namespace=request.namespace,
-                name=request.name,
-            )
+            metadata = dict(context.invocation_metadata())
+            about = {"namespace": request.namespace, "name": request.name}
+            admit = partial(self._door.admit, metadata, "get", **about)
+            await admit()
+            stay = Stay(self._door, metadata, admit)
             there = await pushed_specs.read(fleet.api, request.namespace, request.name)
             if there is None:
                 raise SourceNotFound(f"no LoRAAdapter {request.namespace}/{request.name}")
-            pool_key = named.pool_of(there["spec"], request.namespace)
             last = None
             while not context.cancelled():
-                pool = fleet.world.pool(pool_key)
+                await stay.check()
+                body = fleet.bodies.newest(there)
+                pool = fleet.world.pool(named.pool_of(body["spec"], request.namespace))
                 engines = pool_engines(pool, fleet.world, fleet.links) if pool else []
-                found = status_of(fleet.bodies.newest(there), engines)
+                found = status_of(body, engines)
                 if found != last:
                     last = found
                     yield found

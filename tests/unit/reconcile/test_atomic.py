@@ -133,6 +133,32 @@ def test_once_it_is_decided_every_engine_that_has_it_moves_and_none_goes_back(
     assert all(served.digest == DIGEST for _, served in rollout.to_roll_back(wanted))
 
 
+def holding(name: str, digest: str, **changes: Any) -> Holding:
+    return Holding(name, digest=DIGEST, loaded=(Loaded(digest, NAME, published=True),), **changes)
+
+
+@pytest.mark.parametrize(
+    ("why", "decided", "left", "gone"),
+    [
+        ("it serves what was decided: make before break", True, holding("c", DIGEST), []),
+        ("it serves another one", True, holding("c", OLD), [("c", NAME)]),
+        ("a drained one too", True, holding("c", OLD, leaving=True), [("c", NAME)]),
+        ("nothing is decided", False, holding("c", OLD), []),
+        ("by default others are waited for", None, holding("c", OLD), []),
+    ],
+)
+def test_after_the_decision_no_engine_that_left_the_plan_goes_on_with_another_revision(
+    why: str, decided: bool | None, left: Holding, gone: list[tuple[str, str]]
+) -> None:
+    del why
+    left = replace(left, desired=False)
+    away = holding("b", OLD, takes_orders=False)
+    wanted = Wanted(NAME, holdings=(holding("a", DIGEST), away, left), decided=decided)
+    assert rollout.to_retire(wanted) == gone
+    first = Wanted(NAME, holdings=(holding("a", OLD), away, left), decided=decided)
+    assert rollout.to_retire(first) == [], "nobody serves it yet"
+
+
 def old_on(name: str, *more: Any, **changes: Any) -> EngineView:
     return engine(name, loaded(OLD), staged(OLD, "fp-0"), *more, **changes)
 

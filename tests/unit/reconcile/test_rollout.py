@@ -75,6 +75,22 @@ TABLE = {
         ],
         {"roll back": ["a"]},
     ),
+    "what one engine refuses and no name may mean is not loaded beside what others serve again": (
+        [engine("a", NEW, serving(OLD)), engine("b", NEW, serving(OLD), refused=True)],
+        {},
+    ),
+    "nor sent to them again": (
+        [engine("a", "", serving(OLD)), engine("b", NEW, serving(OLD), refused=True)],
+        {},
+    ),
+    "a refusal does not hold up others once the revision is served somewhere": (
+        [
+            engine("a", NEW, serving(NEW)),
+            engine("b", NEW, serving(OLD), refused=True),
+            engine("c", NEW, serving(OLD)),
+        ],
+        {"load": ["c"]},
+    ),
     "a refusal at the staging leaves everything": (
         [engine("a", "", serving(OLD), refused=True)],
         {},

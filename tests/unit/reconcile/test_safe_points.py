@@ -14,7 +14,13 @@ from lorafleet_operator.api.v1alpha1 import Recycling, SafePoint
 from lorafleet_operator.push.safe_point import status_of
 from lorafleet_operator.recycle import Candidate, Due
 from lorafleet_operator.recycling import Recycled
-from lorafleet_operator.safe_points import LEASE_SECONDS, MOST_OF_A_POOL, SafePoints, safe_point
+from lorafleet_operator.safe_points import (
+    LEASE_SECONDS,
+    MOST_OF_A_POOL,
+    MOST_OF_AN_ACCOUNT,
+    SafePoints,
+    safe_point,
+)
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
@@ -27,6 +33,8 @@ def until(seconds: float, *accounts: str) -> SafePoint:
     ("why", "before", "accounts", "after"),
     [
         ("nobody ever", None, None, None),
+        ("a clock that was set back by an hour", until(3600, "a"), None, None),
+        ("the same while a call is open", until(3600, "a"), ["a"], until(30, "a")),
         ("a call begins", None, ["b"], until(30, "b")),
         ("it has time left", until(20, "a"), ["b", "a", "b"], until(20, "a", "b")),
         ("it is to be renewed", until(14, "a"), ["a"], until(30, "a")),
@@ -149,8 +157,11 @@ def test_calls_are_counted_by_pool_and_bounded() -> None:
     assert points.of("ns/a") == []
     points.keep({"ns/a"})
     assert (points.of("ns/a"), points.of("ns/b")) == ([], None)
-    held = [points.hold("ns/a", "x") for _ in range(MOST_OF_A_POOL)]
+    held = [points.hold("ns/a", f"x{n // MOST_OF_AN_ACCOUNT}") for n in range(MOST_OF_A_POOL)]
     for each in held:
         each.__enter__()
+        if len(points.of("ns/a") or ()) == MOST_OF_AN_ACCOUNT:
+            with pytest.raises(StagingBusy, match="x0 holds 8 safe points of pool ns/a open"):
+                points.hold("ns/a", "x0").__enter__()
     with pytest.raises(StagingBusy, match="16 calls hold safe points of pool ns/a open already"):
         points.hold("ns/a", "x").__enter__()
