@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from lorafleet_operator import clock, revisions, rollout
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
 from lorafleet_operator.api.v1alpha1 import PlacementPolicy, Residency
+from lorafleet_operator.course import chart
 from lorafleet_operator.traffic import may_answer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         RoutingStatus,
     )
     from lorafleet_operator.cluster.owned import NotWritten
+    from lorafleet_operator.course import Course
     from lorafleet_operator.memory import Verdict
     from lorafleet_operator.world import EngineView
 
@@ -225,11 +227,11 @@ class Facts:
     def _recycling(self, view: EngineView) -> bool:
         return view.is_recycled(self.pool.status.recycling if self.pool is not None else None)
 
-    def course(self, now: datetime | None = None) -> revisions.Course:
+    def course(self, now: datetime | None = None) -> Course:
         """Return what each engine should come to serve, by what the pass knows so far."""
-        return revisions.chart(self, now or clock.now())
+        return chart(self, now or clock.now())
 
-    def wanted(self, course: revisions.Course | None = None) -> rollout.Wanted:
+    def wanted(self, course: Course | None = None) -> rollout.Wanted:
         """Return the facts in the form that the rollout decides on."""
         course = course or self.course()
         unavailable, surge = self._limits()
@@ -256,9 +258,7 @@ class Facts:
         desired = sum(self.is_desired(view) for view in self.engines)
         return self.adapter.spec.rollout.limits(desired)
 
-    def _holding(
-        self, view: EngineView, course: revisions.Course, keep: list[Revision]
-    ) -> rollout.Holding:
+    def _holding(self, view: EngineView, course: Course, keep: list[Revision]) -> rollout.Holding:
         content = course.content_for(view.uid)
         digest = view.digest_of(content)
         entries = view.loaded(self.key)

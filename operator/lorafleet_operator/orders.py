@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from lorafleet_operator.api.v1alpha1 import Revision
+    from lorafleet_operator.course import Course
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.resolve import SourceReader
-    from lorafleet_operator.revisions import Course
     from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.fanout import Target

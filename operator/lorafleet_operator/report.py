@@ -19,9 +19,10 @@ from lorafleet_operator.api.conditions import (
 from lorafleet_operator.api.names import MAX_STATUS_ENGINES, short
 from lorafleet_operator.api.v1alpha1 import AdapterEngine, LoRAAdapterStatus, Tier
 from lorafleet_operator.content_conditions import content_conditions, refusals
+from lorafleet_operator.course import updated
 from lorafleet_operator.engine_entry import engine_entry
 from lorafleet_operator.pushed_steps import pushed, step_of
-from lorafleet_operator.revisions import digest_of, history, updated
+from lorafleet_operator.revisions import digest_of, history
 from lorafleet_operator.rollout_status import draining, settled_revision, trial_text
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.meta import Condition
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter, PushedStep
     from lorafleet_operator.cluster.owned import NotWritten
+    from lorafleet_operator.course import Course
     from lorafleet_operator.facts import Facts, Placed
-    from lorafleet_operator.revisions import Course
 
 _QUIET: Final = frozenset(
     {Reason.WAITING, Reason.STAGING, Reason.LOADING, Reason.RESOLVING, Reason.PAUSED}

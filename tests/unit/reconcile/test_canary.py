@@ -31,7 +31,7 @@ from operator_builders import (
 )
 
 if TYPE_CHECKING:
-    from lorafleet_operator.revisions import Course
+    from lorafleet_operator.course import Course
     from lorafleet_operator.world import EngineView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
