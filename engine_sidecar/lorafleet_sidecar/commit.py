@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from lorafleet.digest import canonical_digest
 from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from lorafleet.durable import sync_directory
 from lorafleet.errors import InvalidAdapter
 
 from lorafleet_sidecar import index
@@ -128,7 +129,7 @@ def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLa
     text = json.dumps(content)
     index.write_durably(partial / REVISION, text.encode())
     partial.rename(target)
-    index.sync_directory(target.parent)
+    sync_directory(target.parent)
     crash_at("stage.revision_written")
 
 

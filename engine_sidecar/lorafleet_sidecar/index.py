@@ -14,6 +14,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.durable import sync_directory
+
 from lorafleet_sidecar.allocator import Allocator, Extent
 
 if TYPE_CHECKING:
@@ -175,12 +177,3 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.fsync(descriptor)
     temporary.replace(path)
     sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames within a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from lorafleet.durable import sync_directory
+
 from lorafleet_sidecar import index
 from lorafleet_sidecar.paths import CONFIG, MODEL, PLAIN, REVISIONS, hex_of
 
@@ -53,7 +55,7 @@ def write(volume: Path, arena: Arena, revision: index.RevisionEntry, extent: Ext
         file.flush()
         os.fsync(file.fileno())
     partial.rename(target)
-    index.sync_directory(target.parent)
+    sync_directory(target.parent)
     return target
 
 

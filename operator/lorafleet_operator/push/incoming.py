@@ -13,10 +13,11 @@ import struct
 from collections import Counter
 from typing import IO, TYPE_CHECKING, Final
 
+from lorafleet.durable import sync_directory
 from lorafleet.errors import DigestMismatch, TransferInterrupted
 
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.push.shelf import PART, overhead, sync_folder
+from lorafleet_operator.push.shelf import PART, overhead
 from lorafleet_operator.sources.pushed import Place, hex_of
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Incoming:
         os.fsync(self._file.fileno())
         whole = self._part.rename(self._part.with_name(name))
         try:
-            sync_folder(whole.parent)
+            sync_directory(whole.parent)
             crash_at("push.brought")
             self._places |= {d: Place(d, name, offset) for d, offset in self._brought.items()}
             places = [self._places.get(d) or Place(d, name, 0) for d in self._revision.digests]

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from lorafleet.durable import sync_directory
 from lorafleet.errors import SourceNotFound
 
 from lorafleet_operator.crashpoint import crash_at
@@ -127,12 +128,12 @@ def store(folder: Path, revision: PushedRevision, places: list[Place]) -> None:
         (PLACES, packed_places(places)),
     ):
         _written(made / file, content)
-    sync_folder(made)
+    sync_directory(made)
     crash_at("push.described")
     shutil.rmtree(top / name, ignore_errors=True)
     make_newest(made)
     made.rename(top / name)
-    sync_folder(top)
+    sync_directory(top)
 
 
 def make_newest(revision: Path) -> None:
@@ -183,12 +184,3 @@ def _written(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
