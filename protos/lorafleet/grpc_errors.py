@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REASON_KEY = "lorafleet-reason"
-_MOST_BYTES = (
-    2000  # of a status and metadata 8 KiB go through, and what is not ASCII takes thrice as many
-)
+_MOST_BYTES = 2000
+"""Of status and metadata 8 KiB go through, in which what is not ASCII takes thrice as many."""
 
 STATUS: dict[type[errors.LorafleetError], grpc.StatusCode] = {
     errors.LorafleetError: grpc.StatusCode.INTERNAL,

@@ -71,9 +71,7 @@ class EngineView(TypedDict):
     arenaBytes: int | None
     pinnedBytes: int | None
     loads: int | None  # of a worker, since its vLLM started
-    growthPerLoad: (
-        int | None
-    )  # bytes of a worker's own host memory; null until there were enough loads
+    growthPerLoad: int | None  # bytes of its own host memory; null until there were enough
     recycleDue: str  # why it is to be recycled by the pool's rule, "" if it is not
     evictions: int | None
     inFlight: int | None

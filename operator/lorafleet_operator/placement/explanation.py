@@ -136,10 +136,10 @@ def explanation(planner: Planner, key: str) -> Explanation:
 def wanted(planner: Planner, entry: Entry) -> int:
     """Return how many engines should serve the adapter.
 
-    Spread and BinPack: its replicas. OnDemand: those that have it, one if none ever could. All: the engines that could
-    take it, with room or without, those that refuse adapters (a person has to mend them), and
-    those that had it and are down. An engine that only starts for the first time, serves another
-    base model or too small a rank, or is cordoned, is none of them.
+    Spread and BinPack: its replicas. OnDemand: those that have it, one if none ever could. All:
+    the engines that could take it, with room or without, those that refuse adapters (a person has
+    to mend them), and those that had it and are down. An engine that only starts for the first
+    time, serves another base model or too small a rank, or is cordoned, is none of them.
     """
     demand = entry.demand
     if demand.limit is not None:
