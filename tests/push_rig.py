@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from gated_fleet import GatedFleet
 from localstack import LocalStack
+from lorafleet.push import Fleet
 from processes import free_port
 from pushing import PUSH_RULES, Trainer, account, token
 from simulated_engine import Behaviour
@@ -32,6 +34,17 @@ class Scene:
 
     def trainer(self, name: str = "trainer", **more: Any) -> Trainer:
         return Trainer(self.address, token(self.kube, self.namespace, name), self.namespace, **more)
+
+    @cached_property
+    def token_file(self) -> Path:
+        """A trainer's token, as its pod has it."""
+        file = self.root.with_name("token")
+        file.write_text(token(self.kube, self.namespace, "trainer") + "\n")
+        return file
+
+    def client(self, **more: Any) -> Fleet:
+        """Return the trainers' library for this operator."""
+        return Fleet(self.address, self.namespace, **{"token": self.token_file, **more})
 
     def adapter(self, name: str = "rl") -> dict[str, Any]:
         return self.kube.get(f"{ADAPTERS}/{self.namespace}/loraadapters/{name}")

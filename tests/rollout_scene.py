@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.report import Report
 
-OLD, NEW = "d01-plain-bf16", "d02-all-fp32"
+OLD, NEW, NEXT = "d01-plain-bf16", "d02-all-fp32", "d09-rank-6"
 EXTENT = 2 << 20
 ATOMIC: dict[str, Any] = {"atomic": True}
 
@@ -132,6 +132,22 @@ async def decided_while(
     return after
 
 
+async def waited_for(op: Scene, number: int) -> LoRAAdapter:
+    """Serve an adapter, end one of its engines, and run a pass that brings its next revision."""
+    made = await op.begin(rollout=ATOMIC)
+    await silence(op, number)
+    op.update()
+    return await op.apply(made)
+
+
+async def decided_without(op: Scene, number: int) -> LoRAAdapter:
+    """Serve an adapter, and run a pass in which an engine ends after the decision about its next
+    revision, and before a name moves."""
+    made = await op.begin(rollout=ATOMIC)
+    op.update()
+    return await decided_while(op, made, lambda: silence(op, number))
+
+
 async def silence(op: Scene, number: int) -> None:
     """End an engine's vLLM, and let everybody know."""
     rig = op.rigs[number]
@@ -140,12 +156,19 @@ async def silence(op: Scene, number: int) -> None:
     await op.refresh()
 
 
+async def started(op: Scene, number: int) -> None:
+    """Start it again, and let everybody know."""
+    rig = op.rigs[number]
+    await rig.engine.start()
+    await until(lambda: rig.sidecar.agent.observed.usable)
+    await op.refresh()
+
+
 async def back(op: Scene, number: int) -> None:
     """Start it again, and wait until its sidecar has brought back what it brings back by itself."""
     rig = op.rigs[number]
     before = len(rig.engine.loads)
-    await rig.engine.start()
-    await until(lambda: rig.sidecar.agent.observed.usable)
+    await started(op, number)
     wanted = rig.sidecar.agent.desired.digests()
     await until(lambda: wanted <= {digest for _, digest in rig.engine.loads[before:]})
     async with rig.sidecar.agent.turn:  # whatever it is at, it has ended

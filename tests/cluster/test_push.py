@@ -33,8 +33,7 @@ async def test_pushes_are_served_send_what_changed_and_outlive_the_operator(scen
     assert scene.adapter()["spec"]["source"]["push"]["step"] == 12
 
     # A new operator without the other's disk: engines serve what they have until the next push.
-    scene.operator.process.popen.kill()
-    scene.operator.process.popen.wait()
+    scene.stop()
     shutil.rmtree(scene.root)
     unloads = scene.fleet.books.unloads
     scene.start()

@@ -7,63 +7,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from gated_fleet import GatedFleet
-from localstack import LocalStack
 from lorafleet.errors import AccessDenied, AdapterRejected
 from lorafleet.pinned_names import PinnedName, parse
 from lorafleet.push import AsyncFleet, Fleet, NotServed, OperatorUnreachable, Overtaken
 from processes import free_port
 from psutil import Process
-from pushing import MODULE, PUSH_RULES, Content, account, folder, safetensors, token
-from simulated_engine import Behaviour
+from push_rig import Scene, scene
+from pushing import MODULE, Content, folder, safetensors
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from kube_rest import KubeRest
-    from localcluster import LocalCluster
-
+__all__ = ["scene"]
 CONFIG = Content.of(1, 2).config
 PLACE = {"name": "rl", "base_model": "tiny/simulated", "pool": "pool"}
-
-
-class Scene:
-    def __init__(self, fleet: GatedFleet, address: str, token_file: Path, start: Any) -> None:
-        self.fleet, self.address, self.token_file, self.start = fleet, address, token_file, start
-        self.operator = start()
-
-    def client(self, **more: Any) -> Fleet:
-        return Fleet(self.address, self.fleet.namespace, **{"token": self.token_file, **more})
-
-
-@pytest.fixture
-async def scene(
-    cluster: LocalCluster, kube: KubeRest, namespace: str, tmp_path: Path
-) -> AsyncIterator[Scene]:
-    made = GatedFleet(cluster.kubeconfig, tmp_path, namespace, replicas=2, behaviour=Behaviour())
-    address = f"127.0.0.1:{free_port()}"
-    with LocalStack(tmp_path) as stack:
-        async with made:
-            for number in range(2):
-                await made.add(f"engine-{number}")
-            account(kube, namespace, "trainer", PUSH_RULES)
-            file = tmp_path / "token"
-            file.write_text(token(kube, namespace, "trainer") + "\n")
-
-            def start() -> Any:
-                return stack.start_operator(
-                    cluster.kubeconfig,
-                    LORAFLEET_NAMESPACES=namespace,
-                    LORAFLEET_PUSH_LISTEN=address,
-                    LORAFLEET_PUSH_DIR=str(tmp_path / "pushed"),
-                )
-
-            yield Scene(made, address, file, start)
 
 
 def tensors(a: float, b: float) -> dict[str, Any]:
@@ -82,7 +41,7 @@ async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path
         first = await push(folder(tmp_path / "first", Content.of(1, 2)), 1)
         await asyncio.to_thread(first.wait, timeout=60)
         assert first.sent_bytes == 128
-        assert first.served_name == f"{scene.fleet.namespace}/rl"
+        assert first.served_name == f"{scene.namespace}/rl"
         assert await asyncio.to_thread(first.staleness) == {"engine-0": 0, "engine-1": 0}
         pinned = await asyncio.to_thread(first.pinned)
         assert parse(pinned) == PinnedName(first.served_name, pinned[-64:])
@@ -117,15 +76,14 @@ async def test_what_is_pushed_is_waited_for_and_sent_once(scene: Scene, tmp_path
 
 async def test_a_push_outlasts_an_operator_that_is_away(scene: Scene) -> None:
     async with AsyncFleet(
-        scene.address, scene.fleet.namespace, token=scene.token_file.read_text
+        scene.address, scene.namespace, token=scene.token_file.read_text
     ) as fleet:
         options = {"config": CONFIG, **PLACE}
         first = await fleet.push(tensors(1, 2), step=1, **options)
         assert first is not None
         await first.wait(timeout=60)
         assert (await first.pinned()).startswith(f"{first.revision.served_name}@")
-        scene.operator.process.popen.kill()
-        scene.operator.process.popen.wait()
+        scene.stop()
         pushing = asyncio.create_task(fleet.push(tensors(1, 3), step=2, **options))
         await asyncio.sleep(0.5)
         assert not pushing.done()
@@ -183,7 +141,7 @@ async def test_the_command_pushes_a_folder_and_waits(scene: Scene, tmp_path: Pat
     made = str(folder(tmp_path / "made", Content.of(5, 6)))
 
     def push(*more: str) -> tuple[int, str, str]:
-        where = ["--address", scene.address, "-n", scene.fleet.namespace]
+        where = ["--address", scene.address, "-n", scene.namespace]
         command = [Path(sys.executable).parent / "lorafleet", "push", "rl", made, *where, *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
@@ -193,7 +151,7 @@ async def test_the_command_pushes_a_folder_and_waits(scene: Scene, tmp_path: Pat
         push, *options, "--base-model", "tiny/simulated", "--pool", "pool"
     )
     assert (status, err) == (0, "")
-    key = f"{scene.fleet.namespace}/rl"
+    key = f"{scene.namespace}/rl"
     assert out.startswith(f"{key}: sha256:")
     assert out.endswith(" served by every engine, 0.0 MiB sent\n")
     status, out, _ = await asyncio.to_thread(push, *options, "-o", "json")

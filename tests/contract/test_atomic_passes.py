@@ -14,15 +14,18 @@ from lorafleet_operator.reconcile import reconcile
 from operator_rig import ready
 from rollout_scene import (
     ATOMIC,
+    NEXT,
     OLD,
     Scene,
     back,
     decided_while,
+    decided_without,
     never_back,
     scene,
     silence,
+    started,
+    waited_for,
 )
-from sidecar_rig import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.api.v1alpha1 import LoRAAdapter
     from lorafleet_operator.report import Report
-
-NEXT = "d09-rank-6"
 
 
 class Interrupted(Exception):
@@ -125,9 +126,7 @@ async def test_an_engine_that_dies_after_the_decision_never_serves_the_old_revis
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        op.update()
-        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = await decided_without(op, 2)
         assert (await op.served())[:2] == ["new", "new"]
         assert made.status.rollout is None
         assert made.status.decided is not None
@@ -148,10 +147,7 @@ async def test_an_engine_that_restarts_before_the_decision_is_given_the_old_revi
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        await silence(op, 1)
-        op.update()
-        made = await op.apply(made)
+        made = await waited_for(op, 1)
         await silence(op, 0)
         await back(op, 0)
         assert await op.served() == ["", "old", "old"], "it cannot know what was decided"
@@ -169,10 +165,7 @@ async def test_newer_content_takes_the_place_of_what_is_not_decided_yet(
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        await silence(op, 1)
-        op.update()
-        made = await op.apply(made)
+        made = await waited_for(op, 1)
         op.update(NEXT)
         made = await op.apply(made)
         assert made.status.rollout is not None
@@ -187,9 +180,7 @@ async def test_what_is_decided_is_finished_before_newer_content_begins(
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        op.update()
-        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = await decided_without(op, 2)
         op.update(NEXT)
         for _ in range(2):
             made = await op.apply(made)
@@ -216,10 +207,7 @@ async def test_a_first_revision_is_published_everywhere_at_once_too(
             assert await op.served() == ["", "", ""]
         assert made.status.rollout is not None
         assert made.status.rollout.waiting_for == "engine-1"
-        rig = op.rigs[1]
-        await rig.engine.start()
-        await until(lambda: rig.sidecar.agent.observed.usable)
-        await op.refresh()
+        await started(op, 1)
         made = await op.until(made, "Ready")
         assert [len(moves) for moves in op.moves()] == [1, 1, 1]
 
@@ -244,9 +232,7 @@ async def test_atomic_that_is_taken_out_of_the_spec_ends_the_wait(
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        op.update()
-        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = await decided_without(op, 2)
         made = op.spec(made, rollout={})
         await back(op, 2)
         made = await op.until(made, "Ready")
@@ -258,18 +244,11 @@ async def test_an_engine_without_the_plugin_takes_part(volume: Path, tmp_path: P
         stock = op.rigs[2]
         stock.engine.behaviour.plugin = False
         await silence(op, 2)
-        await stock.engine.start()
-        await until(lambda: stock.sidecar.agent.observed.usable)
-        await op.refresh()
-        made = await op.begin(rollout=ATOMIC)
-        await silence(op, 1)
-        op.update()
-        made = await op.apply(made)
+        await started(op, 2)
+        made = await waited_for(op, 1)
         await silence(op, 2)
-        await stock.engine.start()
-        await until(lambda: stock.sidecar.agent.observed.usable)
+        await started(op, 2)
         assert stock.engine.stock == {}, "it cannot know what was decided"
-        await op.refresh()
         made = await op.apply(made)
         assert await stock.answer("team-a/sql") == op.old[7:19]
         await back(op, 1)
@@ -282,10 +261,7 @@ async def test_an_engine_that_is_silent_for_longer_than_the_grace_is_waited_for_
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        await silence(op, 1)
-        op.update()
-        made = await op.apply(made)
+        made = await waited_for(op, 1)
         assert await op.served() == ["old"] * 3
         op.fleet.settings = replace(op.fleet.settings, engine_grace_seconds=0.0)
         made = await op.apply(made)

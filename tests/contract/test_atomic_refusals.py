@@ -9,19 +9,19 @@ from operator_rig import ready
 from rollout_scene import (
     ATOMIC,
     EXTENT,
+    NEXT,
     back,
-    decided_while,
+    decided_without,
     never_back,
     scene,
     silence,
+    started,
+    waited_for,
 )
 from sidecar_rig import until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-NEXT = "d09-rank-6"
 
 
 @pytest.mark.parametrize("how", ["load", "proof", "answer"])
@@ -77,9 +77,8 @@ async def test_an_engine_without_room_keeps_the_old_revision_everywhere(
         made = await op.apply(made)
         assert ready(made)[:2] == ("False", "StagingFull")
         assert {tuple(moves) for moves in op.moves()} == {("old",)}
-        for number, digest in enumerate(taken):
+        for number in range(len(taken)):
             await op.rigs[1].unload(f"team-b/{number}", adapter=f"team-b/{number}")
-            del digest
         await op.refresh()
         made = await op.until(made, "Ready")
         assert op.moves() == [["old", "new"]] * 3
@@ -89,9 +88,7 @@ async def test_what_is_decided_is_carried_out_though_the_source_has_gone_bad(
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        op.update()
-        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = await decided_without(op, 2)
         op.update("d48-no-tensors")
         await back(op, 2)
         made = await op.apply(made)
@@ -103,14 +100,9 @@ async def test_what_an_engine_cannot_take_after_the_decision_does_not_hold_up_wh
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        op.update()
-        made = await decided_while(op, made, lambda: silence(op, 2))
+        made = await decided_without(op, 2)
         op.rigs[2].engine.behaviour.wrong[op.new] = "lora_A is not what was staged"
-        rig = op.rigs[2]
-        await rig.engine.start()
-        await until(lambda: rig.sidecar.agent.observed.usable)
-        await op.refresh()
+        await started(op, 2)
         for _ in range(4):
             made = await op.apply(made)
         assert made.status.rolled_back is None, "there is no way back"
@@ -126,10 +118,7 @@ async def test_an_engine_in_doubt_gets_the_old_revision_back_though_the_source_h
     volume: Path, tmp_path: Path
 ) -> None:
     async with scene(volume, tmp_path) as op:
-        made = await op.begin(rollout=ATOMIC)
-        await silence(op, 1)
-        op.update()
-        made = await op.apply(made)
+        made = await waited_for(op, 1)
         op.update("d48-no-tensors")
         await silence(op, 0)
         await back(op, 0)

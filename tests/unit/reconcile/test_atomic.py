@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from any_holdings import any_holdings, any_loaded
 from hypothesis import given
 from hypothesis import strategies as st
 from lorafleet.errors import EngineRejected
@@ -15,7 +16,7 @@ from lorafleet_operator.api.v1alpha1 import Revision
 from lorafleet_operator.atomic import Member
 from lorafleet_operator.facts import Facts, Placed
 from lorafleet_operator.report import report
-from lorafleet_operator.rollout import Holding, Loaded, Wanted
+from lorafleet_operator.rollout import Holding, Wanted
 from lorafleet_operator.world import EngineView
 from operator_builders import DIGEST, FINGERPRINT, OLD, adapter, engine, facts, loaded, staged
 
@@ -89,25 +90,8 @@ def test_no_decision_without_any_of_the_engines(members: list[Member]) -> None:
                 assert not atomic.may_decide(others)
 
 
-LOADED = st.builds(
-    Loaded,
-    digest=st.sampled_from([OLD, DIGEST]),
-    served_name=st.just(NAME),
-    published=st.booleans(),
-)
-HOLDINGS = st.lists(
-    st.builds(
-        Holding,
-        engine=st.sampled_from("abcdef"),
-        desired=st.booleans(),
-        takes_orders=st.booleans(),
-        digest=st.sampled_from(["", DIGEST]),
-        loaded=st.lists(LOADED, max_size=2, unique_by=lambda each: each.published).map(tuple),
-        refused=st.booleans(),
-    ),
-    max_size=6,
-    unique_by=lambda each: each.engine,
-).map(tuple)
+LOADED = any_loaded([OLD, DIGEST], [NAME])
+HOLDINGS = any_holdings(DIGEST, st.lists(LOADED, max_size=2, unique_by=lambda each: each.published))
 
 
 @given(HOLDINGS)

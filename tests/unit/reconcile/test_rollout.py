@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from any_holdings import any_holdings, any_loaded
 from hypothesis import given
 from hypothesis import strategies as st
 from lorafleet_operator import rollout
@@ -188,25 +189,7 @@ def test_an_engine_without_contact_is_no_proof_of_readiness() -> None:
     assert rollout.ready(wanted) == 1
 
 
-LOADED = st.builds(
-    Loaded,
-    digest=st.sampled_from([OLD, NEW]),
-    served_name=st.sampled_from([NAME, "other"]),
-    published=st.booleans(),
-)
-HOLDINGS = st.lists(
-    st.builds(
-        Holding,
-        engine=st.sampled_from("abcdef"),
-        desired=st.booleans(),
-        takes_orders=st.booleans(),
-        digest=st.sampled_from(["", NEW]),
-        loaded=st.lists(LOADED, max_size=2).map(tuple),
-        refused=st.booleans(),
-    ),
-    max_size=6,
-    unique_by=lambda holding: holding.engine,
-).map(tuple)
+HOLDINGS = any_holdings(NEW, st.lists(any_loaded([OLD, NEW], [NAME, "other"]), max_size=2))
 
 
 @given(HOLDINGS)
