@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 from lorafleet.push import NotServed
 from lorafleet.push.connection import Operator
 from lorafleet.push.revision import Revision
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+from push_replica import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +31,10 @@ class Told(pb_grpc.PushServiceServicer):
 
 @pytest.fixture
 def told() -> Iterator[tuple[Told, Revision]]:
-    made, server = Told(), grpc.server(ThreadPoolExecutor(2))
-    pb_grpc.add_PushServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    operator = Operator(f"127.0.0.1:{port}", lambda: "token", None, 20)
-    yield made, Revision("ns", "rl", OURS, 3, 1, 0, False, "ns/rl", operator)
-    server.stop(0).wait()
+    made = Told()
+    with answering(made) as address:
+        operator = Operator(address, lambda: "token", None, 20)
+        yield made, Revision("ns", "rl", OURS, 3, 1, 0, False, "ns/rl", operator)
 
 
 A, B, NONE = ("a", OURS, BF16), ("b", OURS, FP16), ("c", OURS, "")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import grpc
 import pytest
 from lorafleet.errors import (
     AccessDenied,
@@ -23,6 +21,7 @@ from lorafleet.push.connection import Connection, Operator
 from lorafleet.push.fleet import Named
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+from push_replica import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +46,8 @@ class Replica(pb_grpc.PushServiceServicer):
 @pytest.fixture
 def replica() -> Iterator[tuple[Replica, str]]:
     made = Replica()
-    server = grpc.server(ThreadPoolExecutor(2))
-    pb_grpc.add_PushServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield made, f"127.0.0.1:{port}"
-    server.stop(0).wait()
+    with answering(made) as address:
+        yield made, address
 
 
 def ask(address: str, seconds: float) -> int:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 from lorafleet.errors import AccessDenied, EngineUnreachable, InvalidAdapter, LorafleetError
 from lorafleet.grpc_errors import REASON_KEY, status_of
@@ -17,6 +16,7 @@ from lorafleet.push.callback import PushCallback
 from lorafleet.push.safe_point import outcome
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+from push_replica import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +59,8 @@ class Operator(pb_grpc.PushServiceServicer):
 @pytest.fixture
 def operator() -> Iterator[tuple[Operator, Fleet]]:
     made = Operator()
-    server = grpc.server(ThreadPoolExecutor(4))
-    pb_grpc.add_PushServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with Fleet(f"127.0.0.1:{port}", "team-a", token=lambda: "t") as fleet:
+    with answering(made) as address, Fleet(address, "team-a", token=lambda: "t") as fleet:
         yield made, fleet
-    server.stop(0).wait()
 
 
 def test_engines_that_were_due_and_were_started_again_have_figures_from_before_and_after() -> None:
