@@ -21,8 +21,8 @@ from lorafleet_operator.lifecycle import Life, keep_engines
 from lorafleet_operator.observe import first_answers
 from lorafleet_operator.orders import unload_request
 from lorafleet_operator.pool_series import TenantFigures
+from lorafleet_operator.progress_conditions import routed
 from lorafleet_operator.recycling import growth, loads
-from lorafleet_operator.report import routed
 from lorafleet_operator.route import route_pool
 from lorafleet_operator.tenant_usage import tenant_usage
 from lorafleet_operator.world import pool_engines
