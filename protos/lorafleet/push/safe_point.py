@@ -66,7 +66,7 @@ class Opening:
         Raises NotServed after the timeout, AccessDenied, OperatorUnreachable.
         """
         deadline = time.monotonic() + self._timeout
-        first: dict[str, pb.GrownEngine] = {}
+        first: dict[str, pb.SafePointEngine] = {}
         last = pb.SafePointStatus()
         again = True
         while again:
@@ -108,7 +108,7 @@ class Opening:
         return self._call
 
 
-def outcome(first: Mapping[str, pb.GrownEngine], last: pb.SafePointStatus) -> SafePoint:
+def outcome(first: Mapping[str, pb.SafePointEngine], last: pb.SafePointStatus) -> SafePoint:
     """Return what became of the engines that were due, `first` as they were then, by pod. Pure."""
     now = {engine.pod: engine for engine in last.engines}
     return SafePoint(

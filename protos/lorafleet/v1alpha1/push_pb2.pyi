@@ -139,10 +139,10 @@ class SafePointStatus(_message.Message):
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     done: bool
     message: str
-    engines: _containers.RepeatedCompositeFieldContainer[GrownEngine]
-    def __init__(self, done: _Optional[bool] = ..., message: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[GrownEngine, _Mapping]]] = ...) -> None: ...
+    engines: _containers.RepeatedCompositeFieldContainer[SafePointEngine]
+    def __init__(self, done: _Optional[bool] = ..., message: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[SafePointEngine, _Mapping]]] = ...) -> None: ...
 
-class GrownEngine(_message.Message):
+class SafePointEngine(_message.Message):
     __slots__ = ("pod", "loads", "growth_per_load", "due", "instance", "host_bytes")
     POD_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 MAIN = SimpleNamespace(is_world_process_zero=True, global_step=7)
 
 
-def engine(pod: str, instance: str = "i1", **fields: Any) -> pb.GrownEngine:
+def engine(pod: str, instance: str = "i1", **fields: Any) -> pb.SafePointEngine:
     known = {"loads": 9, "growth_per_load": 100, "host_bytes": 1000, **fields}
-    return pb.GrownEngine(pod=pod, instance=instance, **known)
+    return pb.SafePointEngine(pod=pod, instance=instance, **known)
 
 
-def status(*engines: pb.GrownEngine, done: bool = False, message: str = "m") -> pb.SafePointStatus:
+def status(
+    *engines: pb.SafePointEngine, done: bool = False, message: str = "m"
+) -> pb.SafePointStatus:
     return pb.SafePointStatus(done=done, message=message, engines=engines)
 
 
