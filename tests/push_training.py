@@ -1,4 +1,5 @@
-"""GRPO as TRL has it, on a tiny model, with a reward that can be learnt in a few steps."""
+"""What is trained and pushed: a tiny policy, tensors that change a tenth at a time, Hugging Face's Trainer,
+and GRPO as TRL has it, with a reward that can be learnt in a few steps."""
 
 from __future__ import annotations
 

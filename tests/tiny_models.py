@@ -69,6 +69,12 @@ def save_tokenizer(directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(directory)
 
 
+def make_adapters(root: Path, *names: str) -> dict[str, Path]:
+    """Write an adapter of all dense modules for each name, with other values each."""
+    modules = dense_modules()
+    return {name: make_adapter(root / name, modules, seed=n) for n, name in enumerate(names)}
+
+
 def make_adapter(
     directory: Path,
     modules: dict[str, tuple[int, int]],

@@ -39,12 +39,7 @@ def server(start_server: Callable[..., EngineServer]) -> EngineServer:
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two revisions of one adapter."""
-    root = tmp_path_factory.mktemp("revisions")
-    modules = tiny_models.dense_modules()
-    return {
-        name: tiny_models.make_adapter(root / name, modules, seed=seed, rank=4, alpha=16)
-        for seed, name in enumerate(["old", "new"])
-    }
+    return tiny_models.make_adapters(tmp_path_factory.mktemp("revisions"), "old", "new")
 
 
 @dataclass

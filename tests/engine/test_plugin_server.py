@@ -26,11 +26,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Five tenants' adapters and two updates of the first."""
     root = tmp_path_factory.mktemp("tenants")
-    modules = tiny_models.dense_modules()
-    return {
-        name: tiny_models.make_adapter(root / name, modules, seed=seed, rank=4, alpha=16)
-        for seed, name in enumerate(["a", "b", "c", "d", "e", "a2", "a3"])
-    }
+    return tiny_models.make_adapters(root, "a", "b", "c", "d", "e", "a2", "a3")
 
 
 @pytest.fixture(scope="module")
