@@ -30,7 +30,6 @@ MOE = {
     "head_dim": 16,
     **_COMMON,
 }
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def make_dense(directory: Path) -> Path:

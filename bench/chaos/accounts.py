@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from lorafleet.v1alpha1 import sidecar_pb2 as pb
     from real_chain import RealChain
 
-ALIGNED = 2 << 20
-"""Extents of the arena begin and end at multiples of it."""
-
 
 def problems(chain: RealChain, wanted: Mapping[str, str]) -> list[str]:
     """Return what differs from `wanted` (adapter name -> digest), nothing if all is exact."""

@@ -117,11 +117,6 @@ class SidecarSettings:
         return self.tls_dir is None or bool(self.peer_name)
 
     @property
-    def engine_socket(self) -> Path:
-        """The plugin's control socket."""
-        return self.run_directory / "engine.sock"
-
-    @property
     def profile_path(self) -> Path:
         """Where the last known engine profile is kept for while vLLM restarts."""
         return self.run_directory / "profile.json"

@@ -54,15 +54,6 @@ class Cluster:
                 return None
             raise
 
-    def patch_status(self, kind: str, name: str, status: dict[str, Any]) -> None:
-        """Merge `status` into the object's, as a kubelet would."""
-        self._call(
-            "PATCH",
-            f"{self._path(kind)}/{name}/status",
-            body={"status": status},
-            content="application/merge-patch+json",
-        )
-
     def delete(self, kind: str, name: str) -> None:
         """Ask for the object's deletion; finalizers may take their time."""
         self._call("DELETE", f"{self._path(kind)}/{name}")

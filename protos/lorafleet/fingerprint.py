@@ -16,7 +16,6 @@ in numpy and on any device.
 
 from __future__ import annotations
 
-WORD_BITS = 16
 COLUMN_BITS = 20
 EXACT_WORDS = 1 << 17
 """|bits| <= 2^15, weights < 2^20: so many products stay below 2^53."""

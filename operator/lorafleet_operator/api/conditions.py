@@ -56,7 +56,6 @@ ADAPTER_CONDITIONS: Final = (
     ConditionType.LOADED,
     ConditionType.READY,
 )
-POOL_CONDITIONS: Final = (ConditionType.ENGINES_READY, ConditionType.PLUGIN_ACTIVE)
 
 
 class Reason(StrEnum):

@@ -17,7 +17,6 @@ def test_the_defaults_are_local_and_plain() -> None:
     assert settings.arena_bytes == 512 << 20
     assert settings.listen == "127.0.0.1:7070"
     assert settings.engine_url == "http://127.0.0.1:8000"
-    assert settings.engine_socket == Path("/vol/run/engine.sock")
 
 
 def test_with_tls_the_sidecar_listens_to_all() -> None:
