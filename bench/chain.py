@@ -34,7 +34,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "hack"), str(ROOT / "bench")]
 import httpx
 from kubernetes import config, utils
 from localcluster import LocalCluster
-from operator_chain import Chain, eventually
+from operator_chain import Chain
+from waiting import eventually
 
 LIMIT_MIB = 256
 MIB = 1 << 20

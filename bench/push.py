@@ -40,13 +40,14 @@ from chain import Peak
 from kubernetes import config, utils
 from localcluster import LocalCluster
 from localstack import EngineSpec, LocalStack
-from operator_chain import BASE, Chain, eventually
+from operator_chain import BASE, Chain
 from peft import LoraConfig, get_peft_model
 from push_training import Tenths
 from pushing import taking_pushes
 from real_chain import ONE_THREAD
 from tiny_models import VOCABULARY, save_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

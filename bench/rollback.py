@@ -26,8 +26,9 @@ import httpx
 from chain import make_large
 from kubernetes import config, utils
 from localcluster import LocalCluster
-from operator_chain import BASE, GROUP, Chain, eventually
+from operator_chain import BASE, GROUP, Chain
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import eventually
 
 ENGINE = "engine-0"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +16,6 @@ from localstack import Engine, EngineSpec, LocalStack
 from processes import free_port, listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from localstack import Operator, Sidecar
 
 HERE = Path(__file__).parent
@@ -213,11 +210,3 @@ class Chain:
     def _list(self, plural: str) -> list[dict[str, Any]]:
         found = self.custom.list_namespaced_custom_object(*GROUP, self.namespace, plural)
         return list(found["items"])
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 60.0, what: str = "") -> None:
-    """Wait until `condition()` is true; fail naming `what`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what or "did not happen"
-        time.sleep(0.1)

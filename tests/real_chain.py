@@ -17,7 +17,8 @@ import tiny_models
 from kubernetes import config, utils
 from localcluster import LocalCluster
 from localstack import EngineSpec, S3Server
-from operator_chain import BASE, GROUP, Chain, eventually
+from operator_chain import BASE, GROUP, Chain
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

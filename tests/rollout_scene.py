@@ -12,7 +12,8 @@ from fake_engine import Behaviour
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.reconcile import reconcile
 from operator_rig import Operator, operator, ready
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

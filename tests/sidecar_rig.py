@@ -16,9 +16,9 @@ from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_sidecar.index import RevisionEntry
 from lorafleet_sidecar.server import Sidecar
 from lorafleet_sidecar.settings import SidecarSettings
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from lorafleet_sidecar.store import RevisionStore
@@ -144,10 +144,3 @@ class Rig:
     def _in_flight(self) -> int:
         revisions = [*self.engine.revisions.values(), *self.engine.stock.values()]
         return sum(each.in_flight for each in revisions)
-
-
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait until `condition()` is true; fail with its source line after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

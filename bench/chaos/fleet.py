@@ -19,8 +19,8 @@ sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "hack")]
 
 import tiny_models
 from localcluster import LocalCluster
-from operator_chain import eventually
 from real_chain import RealChain
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import yaml
-from operator_chain import GROUP, Chain, eventually
+from operator_chain import GROUP, Chain
 from processes import free_port, listens
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

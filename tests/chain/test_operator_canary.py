@@ -8,8 +8,9 @@ import httpx
 import pytest
 from described import describe
 from localcluster import find_binary
-from operator_chain import GROUP, Chain, eventually
+from operator_chain import GROUP, Chain
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 KUBECTL = find_binary("kubectl")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from operator_chain import Chain, eventually
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from operator_chain import Chain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from described import describe
 from localcluster import find_binary
-from operator_chain import CASES, HERE, Chain, eventually
+from operator_chain import CASES, HERE, Chain
 from source_builders import artifact
+from waiting import eventually
 from web_server import WebServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]

@@ -19,8 +19,9 @@ from kubernetes import client
 from localcluster import find_binary
 from lorafleet import errors
 from lorafleet_operator.api.conditions import Reason
-from operator_chain import BASE, CASES, HERE, Chain, eventually
+from operator_chain import BASE, CASES, HERE, Chain
 from source_builders import adapter, artifact
+from waiting import eventually
 from web_server import WebServer
 
 if TYPE_CHECKING:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from lorafleet_operator.crashpoint import STEPS
-from operator_chain import Chain, eventually
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from operator_chain import Chain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from operator_chain import GROUP, eventually
+from operator_chain import GROUP
+from waiting import eventually
 
 if TYPE_CHECKING:
     from operator_chain import Chain

@@ -11,7 +11,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from operator_chain import BASE, CASES, HERE, Chain, eventually
+from operator_chain import BASE, CASES, HERE, Chain
+from waiting import eventually
 
 if TYPE_CHECKING:
     from localstack import S3Server

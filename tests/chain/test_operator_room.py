@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from operator_chain import Chain, eventually
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from operator_chain import Chain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 

@@ -13,7 +13,8 @@ from chart_role import kubeconfig, token
 from described import describe
 from kubernetes import client
 from localcluster import find_binary
-from operator_chain import CASES, Chain, eventually
+from operator_chain import CASES, Chain
+from waiting import eventually
 from web_server import WebServer
 
 if TYPE_CHECKING:

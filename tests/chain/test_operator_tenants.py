@@ -6,7 +6,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from operator_chain import GROUP, Chain, eventually
+from operator_chain import GROUP, Chain
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

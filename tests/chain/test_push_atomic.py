@@ -10,9 +10,10 @@ import pytest
 from kube_rest import KubeRest
 from lorafleet.errors import LorafleetError
 from lorafleet.push import Fleet, NotServed
-from operator_chain import BASE, CASES, Chain, eventually
+from operator_chain import BASE, CASES, Chain
 from pushing import PUSH_RULES, account, token
 from servers import free_port
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

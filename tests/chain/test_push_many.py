@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from operator_chain import BASE, eventually
+from operator_chain import BASE
 from push_training import Tenths, policy
 from real_chain import ENGINE
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from typing import TYPE_CHECKING
 
 import pytest
-from operator_chain import Chain, eventually
 from processes import listens
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from operator_chain import Chain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 

@@ -19,10 +19,11 @@ from kubernetes import client
 from localprometheus import LocalPrometheus
 from lorafleet.errors import AccessDenied
 from lorafleet.push import Fleet
-from operator_chain import BASE, CASES, eventually
+from operator_chain import BASE, CASES
 from processes import free_port
 from pushing import PUSH_RULES, account, token
 from real_chain import ENGINE, NOISY
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

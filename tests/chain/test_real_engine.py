@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from operator_chain import BASE, CASES, eventually
+from operator_chain import BASE, CASES
 from real_chain import ENGINE, NOISY
+from waiting import eventually
 
 if TYPE_CHECKING:
     from real_chain import RealChain

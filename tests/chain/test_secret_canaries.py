@@ -19,7 +19,8 @@ import psutil
 import pytest
 from certificates import Authority
 from kube_rest import KubeRest
-from operator_chain import CASES, Chain, eventually
+from operator_chain import CASES, Chain
+from waiting import eventually
 from web_server import WebServer
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from localstack import LocalStack
 from resource_builders import path
 from simulated_engine import Behaviour
 from simulated_fleet import SimulatedFleet
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from localcluster import LocalCluster
@@ -28,12 +28,6 @@ NAMESPACE = "outage"
 OUTAGE_SECONDS = float(os.environ.get("LORAFLEET_OUTAGE_SECONDS", "3"))
 """Minutes by hand."""
 CANARY = {"canary": {"engines": 1, "holdSeconds": 2}}
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not done():
-            await asyncio.sleep(0.05)
 
 
 def served(fleet: SimulatedFleet) -> dict[str, set[str]]:

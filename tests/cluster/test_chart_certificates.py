@@ -11,8 +11,9 @@ import pytest
 from certificates import Authority
 from chart_release import Release
 from lorafleet_operator.settings import OperatorSettings
-from operator_chain import Chain, eventually
+from operator_chain import Chain
 from pod_process import PodProcess, pod_of, write_secret
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from chart_release import Release
 from helm import CHART, HelmFailed, helm
 from kube_rest import CRDS, KubeRest
 from localstack import LocalStack
-from operator_chain import eventually
 from processes import answers
 from resource_builders import adapter, path
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import yaml
 from certificates import Authority
 from kube_rest import CRDS
 from localcluster import find_binary
-from operator_chain import eventually
+from waiting import eventually
 
 if TYPE_CHECKING:
     from kube_rest import KubeRest

@@ -12,9 +12,10 @@ from kube_rest import KubeRest
 from localstack import LocalStack
 from resource_builders import path
 from simulated_fleet import BASE, POOL, SimulatedFleet
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from localcluster import LocalCluster
@@ -56,12 +57,6 @@ class Scene:
         kind = {"apiVersion": "lorafleet.dev/v1alpha1", "kind": "EnginePool"}
         made = {**kind, "metadata": {"name": POOL}, "spec": body}
         self.kube.create(path("EnginePool", self.fleet.namespace), made)
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not done():
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

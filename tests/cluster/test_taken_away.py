@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from localstack import LocalStack
 from lorafleet_operator.api.names import FINALIZER
 from resource_builders import path
 from simulated_fleet import POOL, SimulatedFleet
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from kube_rest import KubeRest
     from localcluster import LocalCluster
 
 SECONDS = 60
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not done():
-            await asyncio.sleep(0.1)
 
 
 async def test_a_status_and_a_finalizer_come_back_at_once(

@@ -13,9 +13,10 @@ from localstack import LocalStack
 from resource_builders import adapter, path, pool
 from simulated_engine import Behaviour
 from simulated_fleet import SimulatedFleet
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kube_rest import KubeRest
@@ -72,12 +73,6 @@ class Replicas:
         text = httpx.get(self.running[name].metrics_url, timeout=SECONDS).text
         line = "lorafleet_operator_shards_held "
         return int(float(text[text.index("\n" + line) + 1 + len(line) :].split("\n", 1)[0]))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():
-            await asyncio.sleep(0.1)
 
 
 @pytest.fixture

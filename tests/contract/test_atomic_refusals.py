@@ -18,7 +18,7 @@ from rollout_scene import (
     started,
     waited_for,
 )
-from sidecar_rig import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

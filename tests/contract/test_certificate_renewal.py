@@ -22,8 +22,9 @@ from lorafleet_operator.transfer.client import SidecarClient, Tls
 from lorafleet_operator.transfer.fanout import Target, spread
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.streaming import Limits
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
 from staging_builders import engine_profile, source_adapter
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,8 +13,8 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.fanout import fill, spread
 from lorafleet_operator.transfer.streaming import Limits
-from sidecar_rig import until
 from staging_builders import source_adapter
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from fake_engine import Behaviour
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

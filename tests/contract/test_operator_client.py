@@ -24,9 +24,10 @@ from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
 from lorafleet_operator.transfer.streaming import Limits, Payload, stage
 from lorafleet_sidecar.transfer_service import TransferSettings
 from processes import free_port
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
 from staging_builders import SourceAdapter, source_adapter
 from staging_server import serving
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.world import World
 from operator_builders import pool
 from processes import free_port
-from sidecar_rig import until
+from waiting import until
 
 
 class ApiServer:

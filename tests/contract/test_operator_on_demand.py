@@ -15,7 +15,8 @@ from lorafleet_operator.observe import first_answers
 from lorafleet_operator.world import KnownAdapter
 from operator_builders import pool
 from operator_rig import operator, ready
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,8 +18,9 @@ from operator_rig import CASES, operator, ready
 from processes import free_port
 from safetensors.torch import load_file, save_file
 from servers import LyingServer
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
 from source_builders import artifact
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

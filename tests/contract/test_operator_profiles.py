@@ -18,7 +18,7 @@ from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.links import Endpoint, EngineLink
 from lorafleet_operator.world import engine_view
 from operator_builders import pod, pool
-from sidecar_rig import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

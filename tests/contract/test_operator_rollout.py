@@ -9,7 +9,7 @@ import pytest
 from lorafleet_operator import metrics
 from operator_rig import ready
 from rollout_scene import EXTENT, NEW, OLD, scene
-from sidecar_rig import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from lorafleet_operator.fair import Turn
 from lorafleet_operator.passes import adapter_pass
 from lorafleet_operator.term import Term, TermOver
 from operator_rig import operator
-from sidecar_rig import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look
 from lorafleet_operator.passes import adapter_pass
 from operator_rig import operator, ready
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

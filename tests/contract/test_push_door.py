@@ -22,6 +22,7 @@ from lorafleet_operator.push.shelf import cost
 from psutil import Process
 from push_door import Door, door
 from pushing import MODULE, Content
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,12 +36,6 @@ async def there(tmp_path: Path) -> AsyncIterator[Door]:
 
 def reason(error: grpc.aio.AioRpcError) -> str:
     return str(dict(error.trailing_metadata() or ()).get(REASON_KEY, ""))
-
-
-async def until(done: Any) -> None:
-    async with asyncio.timeout(60):
-        while not done():
-            await asyncio.sleep(0.01)
 
 
 async def refused(pushing: Any) -> grpc.aio.AioRpcError:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import pytest
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from sidecar_rig import until
 from staging_client import reason
+from waiting import until
 
 if TYPE_CHECKING:
     from sidecar_rig import Rig

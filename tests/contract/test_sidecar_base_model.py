@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fake_engine import BASE
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

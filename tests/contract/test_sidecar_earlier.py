@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from sidecar_rig import MIB, Rig, digest_of, until
+from sidecar_rig import MIB, Rig, digest_of
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ from lorafleet.errors import EngineError, EngineUnreachable
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_sidecar.addressee import POD_KEY
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

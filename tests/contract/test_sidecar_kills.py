@@ -17,7 +17,8 @@ from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
 from lorafleet_sidecar.crashpoint import VARIABLE
 from lorafleet_sidecar.store import RevisionStore
 from processes import free_port
-from sidecar_rig import ARENA_BYTES, put_revision, until
+from sidecar_rig import ARENA_BYTES, put_revision
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

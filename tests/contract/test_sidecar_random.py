@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from fake_engine import Behaviour
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

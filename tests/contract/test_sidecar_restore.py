@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_sidecar.desired import ServedName, Target
-from sidecar_rig import Rig, until
 from staging_client import reason
+from waiting import until
+
+if TYPE_CHECKING:
+    from sidecar_rig import Rig
 
 
 async def served(rig: Rig, name: str, digest: str) -> None:

@@ -12,8 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lorafleet.profile import EngineProfile
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
 from staging_client import reason
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

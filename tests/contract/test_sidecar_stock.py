@@ -9,8 +9,9 @@ import grpc
 import pytest
 from fake_engine import BASE, Behaviour
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
 from staging_client import reason
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import pytest
-from sidecar_rig import Rig, until
+from sidecar_rig import Rig
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

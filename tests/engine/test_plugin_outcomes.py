@@ -6,15 +6,14 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import tiny_models
+from waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from engine_server import EngineServer
@@ -42,13 +41,6 @@ def entry(server: EngineServer, revision: int) -> dict[str, Any]:
 def counts(server: EngineServer, revision: int) -> tuple[int, int]:
     found = entry(server, revision)
     return found["requests"], found["errors"]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_answers_count_and_what_is_the_clients_fault_or_the_sidecars_does_not(

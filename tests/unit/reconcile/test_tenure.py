@@ -11,10 +11,9 @@ from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.lease import Me, Record, shard_of
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.tenure import Tenure
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
 POOL = "team-a/pool"
@@ -50,12 +49,6 @@ class Shelf:
         await asyncio.sleep(0)
         if self.away:
             raise NoAnswer("nobody is there")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def tenure(shelf: Shelf, told: list[set[int]], name: str = "me", shards: int = 1) -> Tenure:
