@@ -11,7 +11,7 @@ import pytest
 from lorafleet.push import NotServed
 from lorafleet.push.callback import PushCallback
 from lorafleet.push.rollouts import FleetRollouts
-from operator_chain import BASE, eventually
+from operator_chain import BASE
 from push_training import (
     PROMPTS,
     RANK_PATTERN,
@@ -26,6 +26,7 @@ from push_training import (
     weights,
 )
 from real_chain import ENGINE
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

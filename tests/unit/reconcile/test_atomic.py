@@ -16,7 +16,7 @@ from lorafleet_operator.api.v1alpha1 import Revision
 from lorafleet_operator.atomic import Member
 from lorafleet_operator.facts import Facts, Placed
 from lorafleet_operator.report import report
-from lorafleet_operator.rollout import Holding, Wanted
+from lorafleet_operator.rollout import Holding, Loaded, Wanted
 from lorafleet_operator.world import EngineView
 from operator_builders import DIGEST, FINGERPRINT, OLD, adapter, engine, facts, loaded, staged
 
