@@ -47,8 +47,6 @@ class Callers(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the stub
                 return
             except LorafleetError as error:
                 failure: Exception = _alone(error)
-            except NotImplementedError:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this operator does not know it")
             except grpc.aio.AbortError:
                 raise
             except Exception as error:

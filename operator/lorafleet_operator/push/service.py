@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from lorafleet.errors import (
     EngineUnreachable,
     InvalidAdapter,
-    LorafleetError,
     SourceNotFound,
     StagingFull,
     TransferInterrupted,
 )
-from lorafleet.grpc_errors import abort
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
@@ -238,30 +236,27 @@ class PushService(pb_grpc.PushServiceServicer):
     ) -> AsyncIterator[pb.PushStatus]:
         """Tell what came of an adapter's revisions, at most four times a second."""
         fleet = self._fleet
-        try:
-            metadata = dict(context.invocation_metadata())
-            about = {"namespace": request.namespace, "name": request.name}
-            admit = partial(self._door.admit, metadata, "get", **about)
-            await admit()
-            stay = Stay(self._door, metadata, admit)
-            there = await pushed_specs.read(fleet.api, request.namespace, request.name)
-            if there is None:
-                raise SourceNotFound(f"no LoRAAdapter {request.namespace}/{request.name}")
-            last = None
-            while not context.cancelled():
-                await stay.check()
-                body = fleet.bodies.newest(there)
-                pool = fleet.world.pool(named.pool_of(body["spec"], request.namespace))
-                engines = pool_engines(pool, fleet.world, fleet.links) if pool else []
-                found = status_of(body, engines)
-                if found != last:
-                    last = found
-                    yield found
-                await asyncio.sleep(_LOOK_SECONDS)
-                if fleet.world.gone(there["metadata"]["uid"]):
-                    raise SourceNotFound(f"{request.namespace}/{request.name} was deleted")
-        except LorafleetError as error:
-            await abort(context, error)
+        metadata = dict(context.invocation_metadata())
+        about = {"namespace": request.namespace, "name": request.name}
+        admit = partial(self._door.admit, metadata, "get", **about)
+        await admit()
+        stay = Stay(self._door, metadata, admit)
+        there = await pushed_specs.read(fleet.api, request.namespace, request.name)
+        if there is None:
+            raise SourceNotFound(f"no LoRAAdapter {request.namespace}/{request.name}")
+        last = None
+        while not context.cancelled():
+            await stay.check()
+            body = fleet.bodies.newest(there)
+            pool = fleet.world.pool(named.pool_of(body["spec"], request.namespace))
+            engines = pool_engines(pool, fleet.world, fleet.links) if pool else []
+            found = status_of(body, engines)
+            if found != last:
+                last = found
+                yield found
+            await asyncio.sleep(_LOOK_SECONDS)
+            if fleet.world.gone(there["metadata"]["uid"]):
+                raise SourceNotFound(f"{request.namespace}/{request.name} was deleted")
 
     def OpenSafePoint(  # noqa: N802
         self, request: pb.OpenSafePointRequest, context: Any
