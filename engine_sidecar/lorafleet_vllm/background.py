@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from lorafleet_vllm.residency import Residency
     from lorafleet_vllm.slots import LayerFill, SlotPlan
 
-SLICE_SECONDS = 0.001  # of the host's time, for one call; a decode step keeps the device for 5 ms
+SLICE_SECONDS = 0.001  # of the host's time, behind a step; one of decoding keeps the device for 5 ms
+PAUSE_SLICE_SECONDS = 0.004
+"""For one call from outside while there are no steps: a request that comes now waits for it. Each call
+costs the way through the API server, the engine core and every rank, about as much as a slice."""
 _STEP_SECONDS = 0.02  # steps that are so near to each other leave no pause to work in
 _LONGEST_STEP_SECONDS = 1.0
 _TRASH_AT_A_TIME = 4  # layers: a plan of 48 takes 2 ms
@@ -154,7 +157,7 @@ class Background:
     def _go_on(self, *, behind: bool) -> None:
         """Do some of the oldest work; one part of it at least, however long that takes."""
         residency = self._residency
-        until = time.perf_counter() + SLICE_SECONDS
+        until = time.perf_counter() + (SLICE_SECONDS if behind else PAUSE_SLICE_SECONDS)
         with residency.parts():
             for lora_int_id in residency.fills.unfinished():
                 if lora_int_id not in residency.manager.lora_index_to_id:

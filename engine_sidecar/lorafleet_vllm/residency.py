@@ -122,15 +122,16 @@ class Residency:
         lora_int_id = request.lora_int_id
         again = lora_int_id in self.known
         try:
-            model = yield from self.stats.timed_parts(
-                "rebuild" if again else "build", self._build(request, staged)
-            )
+            measured = self.stats.measured_parts
+            phase = "rebuild" if again else "build"
+            built = self._build(request, staged)
+            model = yield from measured(phase, built, self.device, more=False)
             if None not in self.manager.lora_index_to_id:
-                yield from self.stats.timed_parts("build", _planned(model))
+                yield from measured("build", _planned(model), self.device, more=True)
             yield True
             if lora_int_id in self.manager._registered_adapters:
                 return  # a step needed it meanwhile
-            with self.stats.device_memory(self.device):
+            with self.stats.device_memory(self.device, more=True):
                 self._register(lora_int_id, model, staged)
         except Exception as error:
             raise self.undone(request, error, forget=not again) from error
@@ -254,6 +255,8 @@ class Residency:
             manager.deactivate_adapter(lora_int_id)
             manager.activate_adapter(lora_int_id)
             self.fills.need(lora_int_id)
+        # vLLM would keep a coming step's metadata if it is the last one's: what held it slept as well.
+        manager._last_mapping = None
         self.stats.refills += 1
 
     @contextmanager

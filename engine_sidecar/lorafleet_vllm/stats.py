@@ -53,23 +53,29 @@ class WorkerStats:
         finally:
             self.seconds[phase] += time.perf_counter() - start  # type: ignore[assignment]
 
-    def timed_parts(self, phase: str, parts: Generator[None, None, T]) -> Generator[bool, None, T]:
+    def measured_parts(
+        self, phase: str, parts: Generator[None, None, T], device: torch.device, *, more: bool
+    ) -> Generator[bool, None, T]:
         """Add the seconds of `parts` to `phase`, without those of whoever runs in between.
 
-        Yields False after each.
+        Their temporary memory on `device` is measured as `device_memory` does. Yields False after each.
         """
         while True:
-            with self.timed(phase):
+            with self.timed(phase), self.device_memory(device, more=more):
                 try:
                     next(parts)
                 except StopIteration as stop:
                     result: T = stop.value
                     return result
+            more = True
             yield False
 
     @contextmanager
     def device_memory(self, device: torch.device, *, more: bool = False) -> Iterator[None]:
-        """Measure the temporary device memory of the block; with `more`, of the same load."""
+        """Measure the temporary device memory of the block.
+
+        With `more` it belongs to the load of the block before: what that left is temporary as well.
+        """
         if device.type != "cuda":
             yield
             return
@@ -79,9 +85,10 @@ class WorkerStats:
             yield
         finally:
             after, highest = _allocated(device)
-            peak, kept = highest - before, max(after - before, 0)
+            left = self.temporary_kept_bytes if more else 0
+            peak = left + highest - before
             self.temporary_peak_bytes = max(peak, self.temporary_peak_bytes if more else 0)
-            self.temporary_kept_bytes = kept + (self.temporary_kept_bytes if more else 0)
+            self.temporary_kept_bytes = max(left + after - before, 0)
 
     def to_dict(self, device: torch.device) -> dict[str, Any]:
         """Return the counters and the process's memory as plain numbers."""

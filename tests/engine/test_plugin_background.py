@@ -20,7 +20,8 @@ def _a_part_at_a_time(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lorafleet_vllm import background
 
     engine.clear()
-    monkeypatch.setattr(background, "SLICE_SECONDS", 0.0)
+    for name in ("SLICE_SECONDS", "PAUSE_SLICE_SECONDS"):
+        monkeypatch.setattr(background, name, 0.0)
     limits = engine.residency.limits._replace(group_bytes=0)  # each layer is written alone
     monkeypatch.setattr(engine.residency, "limits", limits)
 
@@ -175,14 +176,24 @@ def test_a_fill_that_fails_leaves_nothing_and_its_line(
 
 def test_slots_are_written_again_after_their_memory_was_taken_away(engine: Any) -> None:
     for number in (1, 2):
-        load(engine, staged(engine, number, seed=number))
+        request = staged(engine, number, seed=number)
+        load(engine, request)
+    ask(engine, request, 2)
+    run(engine)
     expected = [slot_of(engine, number) for number in (1, 2)]
     for index in range(engine.manager.lora_slots):
         soil(engine.manager, index)
+    mapping = engine.manager._last_mapping
     engine.residency.refill()
     for number, before in zip((1, 2), expected, strict=True):
         assert differing(slot_of(engine, number), before) == []
     assert engine.residency.stats.refills == 1
+    # What a step keeps beside the slots was in that memory too: the same step has to make it anew.
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.manager, "_set_adapter_mapping", written.append)
+        engine.manager.set_adapter_mapping(mapping)
+    assert written == [mapping]
 
 
 def test_work_behind_steps_is_done_for_the_caller_but_registers_nothing(engine: Any) -> None:
