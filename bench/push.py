@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from localcluster import LocalCluster
 from localstack import EngineSpec, LocalStack
 from operator_chain import BASE, Chain
 from peft import LoraConfig, get_peft_model
+from push_rows import Row, compare
 from push_training import Tenths
 from pushing import taking_pushes
 from real_chain import ONE_THREAD
@@ -70,27 +71,6 @@ WIDTHS = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One revision; seconds count from the begin of the training step's part."""
-
-    way: str
-    what: str
-    in_step: float
-    served: float
-    """Until the load call answered, or the adapter is Ready."""
-    answered: float
-    """Until the engine answered a request with it."""
-    moved_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.way}, {self.what}: {self.in_step:.2f} s in the step, served after "
-            f"{self.served:.2f} s, first answer after {self.answered:.2f} s, "
-            f"{self.moved_bytes / 2**20:.0f} MiB written or sent"
-        )
 
 
 class Training:
@@ -220,17 +200,6 @@ def foreground(fleet: Fleet, training: Training, place: dict[str, str]) -> dict[
         flush=True,
     )
     return found
-
-
-def compare(rows: list[Row]) -> dict[str, float]:
-    """Return ours over stock's."""
-    ratios = {}
-    for theirs, ours in zip(rows[:2], rows[2:], strict=True):
-        for field in ("in_step", "served", "answered", "moved_bytes"):
-            ratio = getattr(ours, field) / getattr(theirs, field)
-            ratios[f"{ours.what}: {field}"] = ratio
-            print(f"lorafleet / stock, {ours.what}, {field}: {ratio:.2f}")
-    return ratios
 
 
 def main() -> int:

@@ -226,7 +226,7 @@ class LocalStack:
         metrics_port = free_port(engine.address)
         process = self.start(
             f"{engine.spec.name}-sidecar",
-            [Path(sys.executable).parent / "lorafleet-sidecar", "serve"],
+            [sys.executable, "-m", "lorafleet_sidecar", "serve"],
             {
                 "LORAFLEET_VOLUME": str(engine.volume),
                 "LORAFLEET_ARENA_BYTES": str(arena_bytes),
@@ -245,7 +245,7 @@ class LocalStack:
         port = free_port()
         process = self.start(
             "operator",
-            [Path(sys.executable).parent / "lorafleet-operator", "run"],
+            [sys.executable, "-m", "lorafleet_operator", "run"],
             {
                 "KUBECONFIG": str(kubeconfig),
                 "LORAFLEET_LISTEN": f"127.0.0.1:{port}",

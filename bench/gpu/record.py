@@ -37,7 +37,12 @@ class Record:
 
     def say(self, line: str) -> None:
         """Print a line with the seconds since the start."""
-        print(f"[{time.perf_counter() - self._start:7.2f}] {line}", flush=True)
+        print(f"[{self.seconds:7.2f}] {line}", flush=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._start
 
 
 def opened(name: str, shape: str) -> Record:

@@ -83,7 +83,7 @@ class Staging:
             entry: dict[str, Any] = {"kind": module.kind, "rank": module.rank, "scaling": SCALING}
             proof = {}
             for side, shape in (("a", module.a), ("b", module.b)):
-                tensor = _random(shape)
+                tensor = random_values(shape)
                 entry[side] = {"offset": position, "shape": list(shape)}
                 proof[side] = _proof(tensor, 1.0 if side == "a" else SCALING)
                 start = extent.data_offset + position
@@ -110,7 +110,7 @@ class Staging:
         directory = self.volume / "revisions" / hex_digest
         directory.mkdir(parents=True)
         (directory / "revision.json").write_text(json.dumps(revision))
-        (directory / "adapter_config.json").write_text(json.dumps(_peft_config(extent.modules)))
+        (directory / "adapter_config.json").write_text(json.dumps(peft_config(extent.modules)))
         found = (extent.data_offset, extent.data_bytes, extent.offset, nbytes)
         return Staged(revision["digest"], *found)
 
@@ -131,7 +131,7 @@ class Staging:
         return folder
 
 
-def _peft_config(modules: list[Module]) -> dict[str, Any]:
+def peft_config(modules: list[Module]) -> dict[str, Any]:
     rank = max(module.rank for module in modules)
     return {
         "peft_type": "LORA",
@@ -147,7 +147,7 @@ def _header(modules: list[Module]) -> bytes:
     names, position = {}, 0
     for module in modules:
         for side, shape in (("A", module.a), ("B", module.b)):
-            for name, one in _peft_names(module, side, shape):
+            for name, one in peft_names(module, side, shape):
                 nbytes = 2 * one[0] * one[1]
                 names[name] = {
                     "dtype": "BF16",
@@ -160,7 +160,7 @@ def _header(modules: list[Module]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _peft_names(
+def peft_names(
     module: Module, side: str, shape: tuple[int, ...]
 ) -> list[tuple[str, tuple[int, ...]]]:
     prefix = "base_model.model."
@@ -173,7 +173,7 @@ def _peft_names(
     ]
 
 
-def _random(shape: tuple[int, ...]) -> torch.Tensor:
+def random_values(shape: tuple[int, ...]) -> torch.Tensor:
     """Return small values: decoding with them must stay finite."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.randn(shape, device=device, dtype=torch.bfloat16).mul_(0.02)

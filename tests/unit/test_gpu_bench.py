@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ STATUS = "Name:\tpython\nVmLck:\t      12 kB\nVmRSS:\t    2048 kB\nThreads:\t4\n
 
 @pytest.fixture(autouse=True)
 def _bench_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH.parent))
     monkeypatch.syspath_prepend(str(BENCH))
 
 
@@ -143,3 +145,68 @@ def test_committed_results_have_the_keys_that_are_promised() -> None:
     results = BENCH / "results" / "load.json"
     if results.exists():
         assert wanted <= json.loads(results.read_text()).keys()
+
+
+def test_what_changed_is_told_with_its_first_and_last_moment() -> None:
+    from watching import spans
+
+    samples: list[tuple[float, dict[str, Any]]] = [
+        (0.0, {"bytes": 0, "ready": "False", "cpu operator": 0.0}),
+        (0.2, {"bytes": 0, "ready": "False", "cpu operator": 0.1}),
+        (0.4, {"bytes": 7, "cpu operator": 0.2}),
+        (0.6, {"bytes": 7, "ready": "True", "new": 1, "cpu operator": 0.3}),
+        (0.8, {"bytes": 9, "ready": "True", "new": 1}),
+    ]
+    assert spans(samples) == {
+        "bytes": [0.4, 0.8, 0, 9],
+        "ready": [0.6, 0.6, "False", "True"],
+        "new": [0.6, 0.6, None, 1],
+    }
+    assert spans([]) == {}
+
+
+def test_metrics_are_chosen_by_name_and_keep_their_labels() -> None:
+    from watching import chosen
+
+    text = '# HELP a b\n# TYPE a gauge\na{state="x"} 1\na{state="y"} 2.5\nab 3\nc 4\n'
+    assert chosen(text, {"a", "c"}) == {'a{state="x"}': 1.0, 'a{state="y"}': 2.5, "c": 4.0}
+
+
+def test_cpu_time_counts_for_the_nearest_named_process_above() -> None:
+    from watching import attributed
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    processes = {
+        1: (0, 99 * ticks),
+        10: (1, 5 * ticks),  # the trainer, which started all the others
+        20: (10, 3 * ticks),  # the operator
+        21: (20, 2 * ticks),
+        22: (21, 1 * ticks),
+        30: (10, 7 * ticks),
+    }
+    found = attributed({"trainer": 10, "operator": 20, "gone": 77}, processes)
+    assert found == {"trainer": 12.0, "operator": 6.0, "gone": 0.0}
+
+
+def test_the_cpu_time_of_this_process_grows_with_what_it_does() -> None:
+    from watching import cpu_seconds
+
+    before = cpu_seconds({"me": os.getpid()})["me"]
+    while cpu_seconds({"me": os.getpid()})["me"] <= before:
+        sum(range(100_000))
+
+
+def test_ways_are_compared_revision_by_revision() -> None:
+    from push_rows import Row, compare
+
+    rows = [
+        Row("lorafleet", "first", 1.0, 4.0, 5.0, 100),
+        Row("lorafleet", "a tenth changed", 1.0, 1.0, 1.0, 10),  # theirs was not measured
+        Row("stock", "first", 2.0, 8.0, 4.0, 50),
+    ]
+    assert compare(rows) == {
+        "first: in_step": 0.5,
+        "first: served": 0.5,
+        "first: answered": 1.25,
+        "first: moved_bytes": 2.0,
+    }
