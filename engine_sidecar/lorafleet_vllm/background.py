@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from lorafleet_vllm.residency import Residency
     from lorafleet_vllm.slots import LayerFill, SlotPlan
 
-SLICE_SECONDS = 0.001  # of the host's time, behind a step; one of decoding keeps the device for 5 ms
+SLICE_SECONDS = (
+    0.001  # of the host's time, behind a step; one of decoding keeps the device for 5 ms
+)
 PAUSE_SLICE_SECONDS = 0.004
 """For one call from outside while there are no steps: a request that comes now waits for it. Each call
 costs the way through the API server, the engine core and every rank, about as much as a slice."""
