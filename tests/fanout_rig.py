@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from lorafleet_operator.transfer.fanout import Target
 from lorafleet_operator.transfer.streaming import Payload
 from lorafleet_sidecar.staging_dir import StagingDirectory
 from lorafleet_sidecar.transfer_service import TransferSettings
+from staging_builders import engine_profile
 from staging_server import LIMIT, serving
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class CountedSource:
 
     def payload(self, **changes: Any) -> Payload:
         manifest = self.adapter.manifest(CHUNK, **changes)
-        return Payload(manifest, self.adapter.cuts(CHUNK), self.read)
+        return Payload(manifest, self.adapter.cuts(CHUNK, manifest.cut_before), self.read)
 
 
 class Pool:
@@ -90,12 +92,13 @@ async def pool(
     dies: tuple[int, str] = (-1, ""),
     tls: Tls | None = None,
     own: dict[str, dict[str, Any]] | None = None,
+    layers: int = 2,
     **settings: Any,
 ) -> AsyncIterator[Pool]:
     """Serve `engines` sidecars until the block ends.
 
     `dies` is the number of one that is a process of its own, and the step at which it kills itself;
-    `own` are settings of some of them, by pod UID; `tls` is what the operator connects with.
+    `own` are settings of some of them, by pod UID; `layers` are those of the engines; `tls` is what the operator connects with.
     """
     made = Pool()
     async with AsyncExitStack() as stack:
@@ -103,7 +106,7 @@ async def pool(
             uid = f"pod-{number}"
             if number == dies[0]:
                 made.mortal, port = await stack.enter_async_context(
-                    _process(volume / uid, uid, dies[1])
+                    _process(volume / uid, uid, dies[1], layers)
                 )
                 client = SidecarClient("127.0.0.1", port)
                 stack.push_async_callback(client.close)
@@ -111,7 +114,7 @@ async def pool(
                 continue
             each = TransferSettings(pod_uid=uid, **(settings | (own or {}).get(uid, {})))
             made.sidecars[uid] = await stack.enter_async_context(
-                serving(volume / uid, settings=each)
+                serving(volume / uid, settings=each, profile=partial(engine_profile, layers))
             )
             client = SidecarClient("127.0.0.1", made.sidecars[uid].port, tls)
             stack.push_async_callback(client.close)
@@ -155,10 +158,10 @@ async def slow_link(port: int, bytes_per_second: float, jitter: float) -> AsyncI
 
 @asynccontextmanager
 async def _process(
-    volume: Path, pod_uid: str, crash_at: str
+    volume: Path, pod_uid: str, crash_at: str, layers: int
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SERVER), str(volume), str(LIMIT), "0", pod_uid,
+        sys.executable, str(SERVER), str(volume), str(LIMIT), "0", pod_uid, "127.0.0.1", str(layers),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "LORAFLEET_CRASH_AT": crash_at, "PYTHONPATH": str(SERVER.parent)},
     )  # fmt: skip

@@ -72,14 +72,16 @@ def end(there: Spool, key: str, incoming: Incoming) -> None:
     there.release(key)
 
 
-def read(root: Path, key: str, name: str) -> bytes:
+def source(root: Path, key: str, name: str) -> PushedSource:
     namespace, adapter = key.split("/")
-    source = PushedSource(
+    return PushedSource(
         root=root, namespace=namespace, name=adapter, revision=name, on_read=lambda count: None
     )
 
+
+def read(root: Path, key: str, name: str) -> bytes:
     async def all_of() -> bytes:
-        content = await source.resolve()
+        content = await source(root, key, name).resolve()
         return bytes(await content.read(0, content.data_bytes))
 
     return asyncio.run(all_of())

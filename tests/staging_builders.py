@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -15,7 +16,7 @@ from lorafleet.profile import EngineProfile, LoraModule
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 BASE = "tiny/qwen3-dense"
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
@@ -61,9 +62,11 @@ class SourceAdapter:
         }
         return pb.AdapterManifest(**{**fields, **changes})
 
-    def cuts(self, chunk_bytes: int = 64 << 10) -> list[tuple[int, int]]:
+    def cuts(
+        self, chunk_bytes: int = 64 << 10, cut_before: Sequence[int] = ()
+    ) -> list[tuple[int, int]]:
         """The chunk plan: (offset, length)."""
-        return chunk_plan(parse_header(self.header, len(self.data)), chunk_bytes)
+        return chunk_plan(parse_header(self.header, len(self.data)), chunk_bytes, cut_before)
 
     def chunk(self, offset: int, length: int) -> tuple[int, int, bytes]:
         """(offset, crc32c, bytes) of one cut."""
@@ -116,3 +119,21 @@ def source_adapter(
         data=b"".join(values.tobytes() for values in tensors.values()),
         config=json.dumps(config).encode(),
     )
+
+
+def digests(adapter: SourceAdapter) -> list[bytes]:
+    """Return the SHA-256 of each tensor's bytes."""
+    tensors = parse_header(adapter.header, len(adapter.data)).tensors
+    return [hashlib.sha256(adapter.data[t.begin : t.end]).digest() for t in tensors]
+
+
+def changed(adapter: SourceAdapter, tensors: Iterable[int], seed: int = 0) -> SourceAdapter:
+    """Return the adapter as a later step of its training has it: these tensors are others."""
+    random, data = np.random.default_rng(seed), bytearray(adapter.data)
+    entries = parse_header(adapter.header, len(adapter.data)).tensors
+    for index in tensors:
+        entry = entries[index]
+        values = random.standard_normal(entry.shape, np.float32).astype(DTYPES[entry.dtype])
+        data[entry.begin : entry.end] = values.tobytes()
+    name = hashlib.sha256(data).hexdigest()
+    return replace(adapter, data=bytes(data), fingerprint=f"changed:{name}")

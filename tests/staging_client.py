@@ -63,11 +63,17 @@ class StageCall:
 
 
 async def stage(
-    channel: grpc.aio.Channel, adapter: SourceAdapter, chunk_bytes: int = 64 << 10
+    channel: grpc.aio.Channel,
+    adapter: SourceAdapter,
+    chunk_bytes: int = 64 << 10,
+    **changes: Any,
 ) -> tuple[pb.StagedRevision, list[int]]:
-    """Stage `adapter` on one stream; return the revision and the chunks that were sent."""
+    """Stage `adapter` on one stream; return the revision and the chunks that were sent.
+
+    `changes`: to fields of the manifest.
+    """
     call = StageCall(channel)
-    response = await call.manifest(adapter.manifest(chunk_bytes))
+    response = await call.manifest(adapter.manifest(chunk_bytes, **changes))
     if response.WhichOneof("message") == "committed":
         return response.committed, []
     missing = list(response.accepted.missing_chunks)

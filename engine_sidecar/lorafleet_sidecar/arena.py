@@ -157,3 +157,10 @@ def _allocate_around(descriptor: int, size: int, holes: Iterable[Extent], path: 
         if hole.offset > at:
             _allocate(descriptor, Extent(at, hole.offset - at), path)
         at = hole.end
+
+
+def in_units(size: int) -> str:
+    """Return bytes in the largest binary unit that keeps them whole, or in MiB."""
+    if size >= 1 << 30 and size % (1 << 30) == 0:
+        return f"{size >> 30} GiB"
+    return f"{size >> 20} MiB"

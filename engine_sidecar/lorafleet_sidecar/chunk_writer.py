@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
-from lorafleet.dtypes import ITEM_BYTES
 from lorafleet.errors import InvalidAdapter, TransferInterrupted
 
 from lorafleet_sidecar.convert import Converter
@@ -78,9 +77,8 @@ class ChunkWriter:
 
     def _populate(self, copies: list[Copy]) -> None:
         for copy in copies:
-            reach = (copy.rows - 1) * copy.dst_row_stride + (copy.elements - 1) * copy.dst_step
-            last = copy.dst_offset + reach * ITEM_BYTES[copy.dst_dtype]
-            for block in range(copy.dst_offset // _MAPPED_AT_ONCE, last // _MAPPED_AT_ONCE + 1):
+            first, last = copy.dst_offset // _MAPPED_AT_ONCE, copy.last() // _MAPPED_AT_ONCE
+            for block in range(first, last + 1):
                 if not self._mapped[block]:
                     begin = self._start + block * _MAPPED_AT_ONCE
                     self._arena.populate(begin, min(begin + _MAPPED_AT_ONCE, self._end))

@@ -17,9 +17,10 @@ from lorafleet.errors import InvalidAdapter
 from lorafleet_sidecar import index
 from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.fingerprints import tensor_fingerprint
-from lorafleet_sidecar.paths import CONFIG, REVISION, REVISIONS, hex_of
+from lorafleet_sidecar.paths import CONFIG, ORIGIN, REVISION, REVISIONS, hex_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
@@ -33,16 +34,31 @@ if TYPE_CHECKING:
 IDENTITY = "AdapterIsIdentity"
 """Note of a revision that changes nothing."""
 _LOOK_BYTES = 1 << 20
+_NOTHING: Mapping[tuple[str, str], Sealed] = {}
 
 
 def clear(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
     """Write the header and the zeros of an image, before any chunk of it."""
     head = len(layout.image_header)
+    frame(arena, extent, layout)
     with arena.extent_view(extent) as image:
-        image[:head] = layout.image_header
         for offset, length in layout.zero_fill:
             _zero(image[head + offset : head + offset + length])
+
+
+def frame(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
+    """Write what is around the data of an image."""
+    head = len(layout.image_header)
+    with arena.extent_view(extent) as image:
+        image[:head] = layout.image_header
         _zero(image[head + layout.data_bytes :])  # nothing of the extent's last owner stays
+
+
+class Sealed(NamedTuple):
+    """What one packed tensor is known by."""
+
+    sha256: str
+    fingerprint: int | None  # of B as the engine scales it; None: not finite then
 
 
 class Seal(NamedTuple):
@@ -50,15 +66,22 @@ class Seal(NamedTuple):
 
     digest: str
     proofs: dict[str, tuple[int, int]]  # module -> fingerprints of A and of the scaled B
+    hashes: dict[str, tuple[str, str]]  # module -> SHA-256 of the packed A and B, hex
 
 
 def seal(
-    arena: Arena, extent: Extent, layout: CanonicalLayout, hashing: ThreadPoolExecutor, adapter: str
+    arena: Arena,
+    extent: Extent,
+    layout: CanonicalLayout,
+    hashing: ThreadPoolExecutor,
+    adapter: str,
+    known: Mapping[tuple[str, str], Sealed] = _NOTHING,
 ) -> Seal:
     """Return the digest and the fingerprints of a complete image.
 
-    Blocks; reads the packed tensors in the threads of `hashing`. Raises InvalidAdapter when a value
-    of B is not finite once the engine has scaled it.
+    Blocks; reads the packed tensors in the threads of `hashing`, but for those that are `known`, by
+    module and side ("a" or "b"). Raises InvalidAdapter when a value of B is not finite once the
+    engine has scaled it.
     """
     head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
     with (
@@ -66,16 +89,16 @@ def seal(
         image[head : head + layout.data_bytes] as data,
     ):
         pending = {
-            name: (
-                hashing.submit(_read, data, module.a, size, layout.dtype, 1.0),
-                hashing.submit(_read, data, module.b, size, layout.dtype, module.scaling),
-            )
+            (name, side): hashing.submit(_read, data, tensor, size, layout.dtype, scaling)
             for name, module in layout.modules.items()
+            for side, tensor, scaling in (("a", module.a, 1.0), ("b", module.b, module.scaling))
+            if (name, side) not in known
         }
-        read = {name: (a.result(), b.result()) for name, (a, b) in pending.items()}
-    hashes = {name: (a[0], b[0]) for name, (a, b) in read.items()}
+        read = {**known, **{key: each.result() for key, each in pending.items()}}
+    hashes = {name: (read[name, "a"].sha256, read[name, "b"].sha256) for name in layout.modules}
     proofs = {}
-    for name, ((_, of_a), (_, of_b)) in read.items():
+    for name in layout.modules:
+        of_a, of_b = read[name, "a"].fingerprint, read[name, "b"].fingerprint
         if of_a is None or of_b is None:
             raise InvalidAdapter(
                 f"adapter {adapter}: {name}.lora_B: not finite after the scaling in {layout.dtype} "
@@ -84,7 +107,7 @@ def seal(
         proofs[name] = (of_a, of_b)
     digest = canonical_digest(layout.dtype, layout.modules, hashes)
     crash_at("stage.verified")
-    return Seal(digest, proofs)
+    return Seal(digest, proofs, hashes)
 
 
 def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
@@ -116,8 +139,13 @@ def _largest(scaling: Scaling) -> float:
     return max(map(abs, (scaling,) if isinstance(scaling, float) else scaling))
 
 
-def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLayout) -> None:
-    """Write `revisions/<hex>/`; the directory appears whole. It counts once the index says so."""
+def write_revision(
+    volume: Path, seal: Seal, extent: Extent, layout: CanonicalLayout, origin: bytes = b""
+) -> None:
+    """Write `revisions/<hex>/`; the directory appears whole. It counts once the index says so.
+
+    `origin`: see reuse.py; empty if nobody knows it.
+    """
     target = volume / REVISIONS / hex_of(seal.digest)
     partial = target.with_name(f".{target.name}.partial")
     for leftover in (partial, target):
@@ -125,7 +153,11 @@ def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLa
     partial.mkdir(mode=0o755, parents=True)
     partial.chmod(0o755)  # whatever the umask: the engine may run as another user
     index.write_durably(partial / CONFIG, layout.config_json)
-    content = layout.revision_json(seal.digest, extent.offset, extent.size, seal.proofs)
+    if origin:
+        index.write_durably(partial / ORIGIN, origin)
+    content = layout.revision_json(
+        seal.digest, extent.offset, extent.size, seal.proofs, seal.hashes
+    )
     text = json.dumps(content)
     index.write_durably(partial / REVISION, text.encode())
     partial.rename(target)
@@ -135,14 +167,14 @@ def write_revision(volume: Path, seal: Seal, extent: Extent, layout: CanonicalLa
 
 def _read(
     data: memoryview, tensor: PackedTensor, itemsize: int, dtype: str, scaling: Scaling
-) -> tuple[str, int | None]:
+) -> Sealed:
     end = tensor.offset + math.prod(tensor.shape) * itemsize
     with data[tensor.offset : end] as packed:
         digest = hashlib.sha256(packed).hexdigest()
         try:
-            return digest, tensor_fingerprint(packed, tensor.shape, dtype, scaling)
+            return Sealed(digest, tensor_fingerprint(packed, tensor.shape, dtype, scaling))
         except OverflowError:
-            return digest, None
+            return Sealed(digest, None)
 
 
 def _zero(view: memoryview) -> None:

@@ -33,6 +33,8 @@ _WAITING = 2
 _KEPT_BYTES = 16 << 20
 """Of the latest messages, for the neighbour behind one that failed: what may be under way in one
 sidecar and its two connections."""
+_TAKEN_BYTES_PER_SECOND = 100 << 20
+"""The least that a neighbour that lives takes over of an earlier revision; all do it at once."""
 _BUSY_SECONDS = 5.0
 """How long a neighbour may still be ending the stream of the one that failed."""
 _BUSY_PAUSE_SECONDS = 0.05
@@ -164,6 +166,8 @@ class Forwarding:
     ) -> tuple[NeighbourCall, pb.StagingAccepted | pb.StagedRevision]:
         # The answer comes once those behind have answered, and any of them may be away.
         seconds = self._settings.dial_seconds * (len(self._left) + 1)
+        if self._manifest.tensor_digests:  # each takes over what it has of them first
+            seconds += self._manifest.data_bytes / _TAKEN_BYTES_PER_SECOND
         until = asyncio.get_running_loop().time() + _BUSY_SECONDS
         while True:
             link = NeighbourCall(self._dialer, neighbour, self._settings.forward_seconds)

@@ -75,6 +75,7 @@ def build_inventory(
         health_message=engine.message,
         plugin_message=engine.plugin_message,
         forwards=forwards,
+        reuses=True,
         requested=requested,
         staged=[
             pb.StagedRevision(

@@ -51,6 +51,7 @@ class Reading:
     engine_deaths: int
     quarantined: int
     received_bytes: int
+    reused_bytes: int
     forwarded_bytes: int
     first_requests: FirstRequestFigures
     certificates: CertificateFiles | None = None
@@ -143,6 +144,9 @@ TABLE: tuple[Series, ...] = (
     Series("lorafleet_sidecar_received_bytes", "counter", (),
            "Tensor bytes received by this process and its receivers.",
            _one(lambda r: r.received_bytes)),
+    Series("lorafleet_sidecar_reused_bytes", "counter", (),
+           "Tensor bytes of transfers that were copied from an earlier revision in the arena instead of received.",
+           _one(lambda r: r.reused_bytes)),
     Series("lorafleet_sidecar_forwarded_bytes", "counter", (),
            "Bytes that other sidecars of the pool took from this one: passed on in chains, or filled from its arena.",
            _one(lambda r: r.forwarded_bytes)),
@@ -269,6 +273,7 @@ class SidecarCollector(Collector):
             engine_deaths=agent.counters.engine_deaths,
             quarantined=sum(map(agent.desired.quarantined, agent.desired.deaths)),
             received_bytes=self._transfer.received_bytes,
+            reused_bytes=self._transfer.reused_bytes,
             forwarded_bytes=self._transfer.forwarded_bytes,
             first_requests=state.first_requests if state else FirstRequestFigures(),
             certificates=self._certificates,

@@ -9,6 +9,7 @@ REVISIONS = "revisions"
 PLAIN = "plain"
 CONFIG = "adapter_config.json"
 REVISION = "revision.json"
+ORIGIN = "origin"
 MODEL = "adapter_model.safetensors"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

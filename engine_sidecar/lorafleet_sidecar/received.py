@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lorafleet.errors import TransferInterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _HERE = 1
@@ -42,6 +42,11 @@ class ReceivedMap:
     def count(self) -> int:
         """Return how many chunks have arrived."""
         return self._map[:].count(_HERE)
+
+    def note(self, indexes: Iterable[int]) -> None:
+        """Count chunks as received whose bytes came by another way; no writer may be at work."""
+        for index in indexes:
+            self._map[index] = _HERE
 
     @contextmanager
     def claim(self, index: int) -> Iterator[None]:

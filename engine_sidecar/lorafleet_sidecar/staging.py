@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import (
@@ -17,14 +18,16 @@ from lorafleet.errors import (
     TransferInterrupted,
 )
 
-from lorafleet_sidecar import commit
+from lorafleet_sidecar import commit, reuse
 from lorafleet_sidecar.chunk_writer import ChunkWriter
+from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.index import RevisionEntry, StagingEntry
 from lorafleet_sidecar.staging_dir import StagingDirectory
 from lorafleet_sidecar.staging_plan import StagingPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
+    from pathlib import Path
 
     from lorafleet.frames import ChunkFrame
     from lorafleet.profile import EngineProfile
@@ -47,6 +50,7 @@ class Stagings:
         self.threads = ThreadPoolExecutor(32, thread_name_prefix="staging")
         self.hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
         self.received_bytes = 0  # payload by all streams and receivers since the start
+        self.reused_bytes = 0  # of payload that was not sent: earlier revisions had it
         self._ttl = ttl_seconds
         self._active: dict[str, Incoming | None] = {}  # by fingerprint: the stream that stages it
         self._expiry: dict[str, asyncio.TimerHandle] = {}  # by staging id
@@ -186,22 +190,57 @@ class ActiveStaging:
         self._writer: ChunkWriter | None = None
         self._received = directory.received()
         self._awaited = self._received.missing()
-        self._opening: asyncio.Future[None] | None = None
+        self._known: dict[reuse.Key, commit.Sealed] = {}  # packed tensors that were taken over
+        self._opening: asyncio.Task[None] | None = None
         self._commit: asyncio.Task[StagedRevisionInfo] | None = None
         self._keep = True
 
     async def open(self) -> None:
-        """Clear what no chunk carries, then let writers in; to be awaited before any chunk."""
-        loop = asyncio.get_running_loop()
-        self._opening = loop.run_in_executor(self._stagings.threads, self._open)
+        """Clear what no chunk carries, take over what is here, then let writers in.
+
+        To be awaited before any chunk.
+        """
+        self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
+        store = self._stagings.store
+        with ExitStack() as held:  # nothing of it is evicted while it is copied
+            earlier = {
+                store.revision_dir(digest): held.enter_context(store.lent(digest))
+                for digest in self._earlier()
+            }
+            await self._stagings.run(self._prepare, earlier)
+
+    def _earlier(self) -> list[str]:
+        """Return the adapter's revisions of the same layout, if what they have may be taken."""
+        manifest = self.plan.manifest
+        if manifest.whole or not manifest.tensor_digests:
+            return []
+        return self._stagings.store.alike(manifest.adapter, self.plan.layout_key)
+
+    def _prepare(self, earlier: Mapping[Path, memoryview]) -> None:
         arena = self._stagings.store.arena
         if self._received.count() == 0:  # else it was done before the first chunk was let in
-            commit.clear(arena, self._entry.extent, self.plan.layout)
+            if not (earlier and self._take_over(earlier)):
+                commit.clear(arena, self._entry.extent, self.plan.layout)
+            self._awaited = self._received.missing()
         self._gate.open()
         self._writer = ChunkWriter(self._directory, self.plan, arena)
+
+    def _take_over(self, earlier: Mapping[Path, memoryview]) -> bool:
+        """Fill the image with what an earlier revision has; return whether there is one."""
+        stagings, plan = self._stagings, self.plan
+        arena, extent = stagings.store.arena, self._entry.extent
+        taken = reuse.take_over(plan, earlier, arena, extent, stagings.hashing)
+        if taken is None:
+            return False
+        commit.frame(arena, extent, plan.layout)
+        self._known = taken.known
+        stagings.reused_bytes += sum(plan.chunks[index][1] for index in taken.chunks)
+        self._received.note(taken.chunks)
+        crash_at("reuse.noted")
+        return True
 
     def missing(self) -> list[int]:
         """Return the indexes of the chunks that have not arrived."""
@@ -282,6 +321,7 @@ class ActiveStaging:
                 layout,
                 self._stagings.hashing,
                 plan.manifest.adapter,
+                self._known,
             )
             digest = seal.digest
             check_digest(plan, digest)
@@ -291,7 +331,7 @@ class ActiveStaging:
             raise
         # From here without a pause: two stagings of equal content must not cross.
         if store.find(digest) is None:
-            commit.write_revision(store.volume, seal, extent, layout)
+            commit.write_revision(store.volume, seal, extent, layout, reuse.origin(plan))
         revision = RevisionEntry(
             digest=digest,
             extent=extent,

@@ -21,6 +21,7 @@ MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 16 << 20
 MAX_HEADER_BYTES = 16 << 20  # 100,000 tensors; one gRPC message must carry it
 MAX_NAME_CHARS = 1024
+DIGEST_BYTES = 32  # SHA-256
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class StagingPlan:
                 f"the arena holds {limit_bytes}"
             )
         header = parse_header(manifest.safetensors_header, manifest.data_bytes)
+        _check_digests(manifest, len(header.tensors))
         config = AdapterConfig.parse(manifest.adapter_config, adapter=adapter)
         layout = plan_layout(
             header,
@@ -78,7 +80,8 @@ class StagingPlan:
         # Two adapters of one file have equal images but for the tensors' bytes.
         taken = json.dumps([manifest.adapter_name, manifest.drop_unmatched]).encode()
         key = hashlib.sha256(layout.image_header + layout.config_json + taken).hexdigest()
-        return cls(manifest, header, layout, chunk_plan(header, manifest.chunk_bytes), key)
+        chunks = chunk_plan(header, manifest.chunk_bytes, manifest.cut_before)
+        return cls(manifest, header, layout, chunks, key)
 
     def continues(self, other: pb.AdapterManifest) -> bool:
         """Whether chunks that `other` announced are the chunks of this plan."""
@@ -88,9 +91,19 @@ class StagingPlan:
             and other.adapter_config == mine.adapter_config
             and other.data_bytes == mine.data_bytes
             and other.chunk_bytes == mine.chunk_bytes
+            and other.cut_before == mine.cut_before
             and other.adapter_name == mine.adapter_name
             and other.drop_unmatched == mine.drop_unmatched
             and other.canonical == mine.canonical
+        )
+
+
+def _check_digests(manifest: pb.AdapterManifest, tensors: int) -> None:
+    sizes = {len(each) for each in manifest.tensor_digests}
+    if sizes and (sizes != {DIGEST_BYTES} or len(manifest.tensor_digests) != tensors):
+        raise TransferInterrupted(
+            f"the manifest has {len(manifest.tensor_digests)} digests of {max(sizes)} bytes at most, "
+            f"expected {tensors} of {DIGEST_BYTES}"
         )
 
 

@@ -20,7 +20,7 @@ from lorafleet.errors import StagingFull, TooLarge
 
 from lorafleet_sidecar import healing, index, plain
 from lorafleet_sidecar.allocator import ALIGNMENT, Allocator, Extent, aligned, choose_victims
-from lorafleet_sidecar.arena import Arena, ArenaError
+from lorafleet_sidecar.arena import Arena, ArenaError, in_units
 from lorafleet_sidecar.changes import Changes
 from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.paths import REVISIONS, STAGING, hex_of
@@ -117,6 +117,14 @@ class RevisionStore:
                 self._save()
                 return replace(self._info(entry), fingerprint=fingerprint)
         return None
+
+    def alike(self, adapter: str, layout_key: str) -> list[str]:
+        """Return the revisions of the adapter in this layout, least recently used first."""
+        return [
+            entry.digest
+            for entry in self._by_use()
+            if entry.adapter == adapter and layout_key in entry.sources.values()
+        ]
 
     @contextmanager
     def lent(self, digest: str) -> Iterator[memoryview]:
@@ -352,8 +360,8 @@ class RevisionStore:
         if victims is None:
             usage = self.usage()
             raise StagingFull(
-                f"staging volume full: {_human(usage.used + usage.reserved)} of "
-                f"{_human(usage.limit)} used, need {_human(wanted)}"
+                f"staging volume full: {in_units(usage.used + usage.reserved)} of "
+                f"{in_units(usage.limit)} used, need {in_units(wanted)}"
             )
         trial = Allocator(self._room.limit)
         for extent in self._state.extents():
@@ -390,10 +398,3 @@ class RevisionStore:
 
     def _remove_files(self, digest: str) -> None:
         shutil.rmtree(self.volume / REVISIONS / hex_of(digest), ignore_errors=True)
-
-
-def _human(size: int) -> str:
-    """Return bytes in the largest binary unit that keeps them whole, or in MiB."""
-    if size >= 1 << 30 and size % (1 << 30) == 0:
-        return f"{size >> 30} GiB"
-    return f"{size >> 20} MiB"

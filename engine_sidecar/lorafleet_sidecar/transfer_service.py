@@ -68,6 +68,11 @@ class TransferService:
         return self.stagings.received_bytes
 
     @property
+    def reused_bytes(self) -> int:
+        """Payload bytes that an earlier revision had, so that nobody sent them."""
+        return self.stagings.reused_bytes
+
+    @property
     def forwarded_bytes(self) -> int:
         """Bytes of the messages that neighbours took from this sidecar since the start."""
         return self._passed_bytes + self._lender.sent_bytes
@@ -113,11 +118,10 @@ class TransferService:
             await context.write(_committed(outcome))
             return
         try:
-            await outcome.open()
-            manifest = outcome.plan.manifest
-            if manifest.forward_to and self._dialer.may_dial:
+            if outcome.plan.manifest.forward_to and self._dialer.may_dial:
                 revision = await self._pass_along(outcome, incoming, context)
             else:
+                await outcome.open()
                 await context.write(_accepted(outcome, outcome.missing(), self.receivers.ports()))
                 revision = await self._receive(outcome, incoming)
         finally:
@@ -135,7 +139,13 @@ class TransferService:
         """Receive on this one stream, and send each chunk on to the neighbours."""
         forwarding = Forwarding(staging.plan.manifest, self._dialer, self._settings)
         try:
-            behind = await forwarding.open()
+            # At once: each of a chain may have gigabytes to take over.
+            opened, behind = await asyncio.gather(
+                staging.open(), forwarding.open(), return_exceptions=True
+            )
+            for each in (opened, behind):
+                if isinstance(each, BaseException):
+                    raise each
             own = frozenset(staging.missing())
             await context.write(_accepted(staging, sorted(own | behind), ()))
             async for message, chunk in _chunks(staging, incoming):

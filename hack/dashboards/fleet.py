@@ -215,6 +215,7 @@ _TRANSFERS = Row(
             Query(f"sum(rate({_O}_source_read_bytes_total[$__rate_interval]))", "read"),
             Query(f"sum(rate({_O}_transfer_bytes_total[$__rate_interval]))", "sent"),
             Query(f"sum({rate(f'{_S}_received_bytes_total', ENGINES)})", "received"),
+            Query(f"sum({rate(f'{_S}_reused_bytes_total', ENGINES)})", "had already"),
             Query(f"sum({rate(f'{_S}_forwarded_bytes_total', ENGINES)})", "passed on"),
             unit="Bps",
         ),

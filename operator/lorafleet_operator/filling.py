@@ -27,9 +27,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 def target(link: EngineLink) -> Target:
     """Return the engine of `link` as one of a chain, if its sidecar passes transfers on."""
-    chained = link.profile is not None and link.inventory is not None and link.inventory.forwards
+    said = link.inventory
+    chained = link.profile is not None and said is not None and said.forwards
     # Links share equal profiles; an engine of another dtype or layout is in another chain.
-    return Target(link.client, kind=id(link.profile) if chained else None)
+    kind = id(link.profile) if chained else None
+    return Target(link.client, kind, reuses=said is not None and said.reuses)
 
 
 async def fill_from_neighbours(

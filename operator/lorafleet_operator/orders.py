@@ -20,8 +20,6 @@ from lorafleet.errors import (
     SourceError,
     StagingFull,
 )
-from lorafleet.header import parse_header
-from lorafleet.layout import chunk_plan
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics, rollout
@@ -29,10 +27,11 @@ from lorafleet_operator.aside import aside
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.facts import GPU
 from lorafleet_operator.filling import fill_from_neighbours, target
+from lorafleet_operator.payload import payload_of
 from lorafleet_operator.resolve import same_content
 from lorafleet_operator.revisions import earlier, to_keep
 from lorafleet_operator.transfer.fanout import chunk_step, spread
-from lorafleet_operator.transfer.streaming import Limits, Payload
+from lorafleet_operator.transfer.streaming import Limits
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.resolve import SourceReader
-    from lorafleet_operator.sources.base import ResolvedAdapter
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.fanout import Target
     from lorafleet_operator.transfer.links import EngineLink
@@ -211,7 +209,14 @@ async def _send(
     content = await same_content(facts, reader, fleet)
     step = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
     return await spread(
-        await aside(len(content.header_bytes), payload, facts, content, fleet),
+        await aside(
+            len(content.header_bytes),
+            payload_of,
+            facts,
+            content,
+            step,
+            reuse=all(each.reuses for each in targets.values()),
+        ),
         targets,
         Limits(
             window_chunks=fleet.settings.window_chunks * fleet.settings.chunk_bytes // step,
@@ -237,30 +242,6 @@ def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None
         "pool": limits.pool_rate if limits is not None else None,
     }
     return fleet.paces.of(facts.pool.key, rates)
-
-
-def payload(facts: Facts, content: ResolvedAdapter, fleet: Fleet) -> Payload:
-    """Return the transfer of the content: its manifest and its cuts."""
-    spec = facts.adapter.spec
-    chunk_bytes = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
-    header = parse_header(content.header_bytes, content.data_bytes)
-    return Payload(
-        manifest=pb.AdapterManifest(
-            adapter=facts.key,
-            fingerprint=content.fingerprint,
-            safetensors_header=content.header_bytes,
-            adapter_config=content.config_bytes,
-            data_bytes=content.data_bytes,
-            chunk_bytes=chunk_bytes,
-            allow_base_mismatch=spec.allow_base_mismatch,
-            adapter_name=spec.source.adapter_name or "",
-            drop_unmatched=spec.drop_unmatched or "",
-            whole=content.whole,
-        ),
-        plan=chunk_plan(header, chunk_bytes),
-        read=content.read,
-        confirm=content.confirm,
-    )
 
 
 def unload_request(

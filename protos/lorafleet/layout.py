@@ -78,10 +78,12 @@ class CanonicalLayout:
         extent_offset: int,
         extent_bytes: int,
         proofs: Mapping[str, tuple[int, int]],
+        hashes: Mapping[str, tuple[str, str]],
     ) -> dict[str, Any]:
         """Return `revision.json` of docs/architecture.md for an extent in the arena.
 
-        `proofs` maps each module to the fingerprints of A and of the scaled B.
+        `proofs` maps each module to the fingerprints of A and of the scaled B, `hashes` to the SHA-256
+        hex digests of the packed A and B.
         """
         return {
             "format": 1,
@@ -100,6 +102,7 @@ class CanonicalLayout:
                     "a": {"offset": module.a.offset, "shape": list(module.a.shape)},
                     "b": {"offset": module.b.offset, "shape": list(module.b.shape)},
                     "proof": dict(zip("ab", map(to_text, proofs[name]), strict=True)),
+                    "sha256": dict(zip("ab", hashes[name], strict=True)),
                 }
                 for name, module in self.modules.items()
             },

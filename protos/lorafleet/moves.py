@@ -35,6 +35,11 @@ class Copy(NamedTuple):
     src_step: int = 1
     dst_step: int = 1
 
+    def last(self) -> int:
+        """Return the offset of the last element in canonical data."""
+        reach = (self.rows - 1) * self.dst_row_stride + (self.elements - 1) * self.dst_step
+        return self.dst_offset + reach * ITEM_BYTES[self.dst_dtype]
+
 
 class Move(NamedTuple):
     """One window's copy: source bytes [begin, end) hold `rows` rows that do not interleave."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chain, pytest.mark.engine]
 PUSHES = 30
 ON_DISK = 3
 """Revisions that the operator keeps by default."""
+_RECEIVED = "lorafleet_sidecar_received_bytes_total"
 SPARE = 8
 """Open files that come and go with connections."""
 
@@ -56,6 +58,7 @@ def test_many_pushes_send_what_changed_and_leave_nothing_behind(
     folder = tmp_path / "pushed" / fleet.namespace / "many"
     others = in_use(fleet)
     sent: list[int] = []
+    received = [fleet.metric(ENGINE, _RECEIVED)]
     early: dict[str, int] = {}
     for step in range(PUSHES):
         tenths.change(step)
@@ -63,6 +66,7 @@ def test_many_pushes_send_what_changed_and_leave_nothing_behind(
         assert made is not None
         made.wait(timeout=60)
         sent.append(made.sent_bytes)
+        received.append(fleet.metric(ENGINE, _RECEIVED))
         kept = list((folder / "revisions").iterdir())
         assert len(kept) <= ON_DISK + 1, "those that are kept, and one that a spec still named"
         assert sum(file.stat().st_size for file in (folder / "data").iterdir()) < 3 * size
@@ -73,6 +77,9 @@ def test_many_pushes_send_what_changed_and_leave_nothing_behind(
             early = open_files(fleet)
     assert sent[0] == size
     assert max(sent[1:]) <= 0.15 * size
+    to_engine = [after - before for before, after in pairwise(received)]
+    assert to_engine[0] == size
+    assert max(to_engine[1:]) <= 0.15 * size, "what the engine has is not sent there again"
     assert len(kept) == ON_DISK
     eventually(lambda: in_use(fleet) == others + one, 60, "the engine keeps more than one revision")
     eventually(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import pytest
 from lorafleet_sidecar.transfer_service import TransferSettings
-from staging_builders import source_adapter
+from staging_builders import changed, digests, source_adapter
 from staging_client import StageCall, send_stripe, stage
 from staging_server import LIMIT, Serving, serving
 
@@ -86,6 +86,40 @@ async def test_after_a_kill_only_missing_chunks_are_sent_again(volume: Path, ste
         assert_exact(sidecar)
         again, sent = await stage(sidecar.channel, ADAPTER)
         assert (again, sent) == (revision, [])
+
+
+NEWER = changed(ADAPTER, [0, 4])
+# Where it dies while it copies what an earlier revision has -> what must be sent without that one.
+COPYING = {
+    "reuse.copied": COUNT,
+    f"reuse.copied:{len(digests(ADAPTER))}": COUNT,
+    "reuse.noted": 2,
+    "stage.chunk": 1,
+    "stage.verified": 0,
+    "stage.committed": 0,
+}
+
+
+@pytest.mark.parametrize("step", COPYING)
+async def test_after_a_kill_no_chunk_counts_that_was_not_copied(volume: Path, step: str) -> None:
+    one, other = volume / "one", volume / "other"
+    one.mkdir()
+    other.mkdir()
+    named = {"tensor_digests": digests(NEWER)}
+    async with serving(one) as sidecar:
+        base, _ = await stage(sidecar.channel, ADAPTER, tensor_digests=digests(ADAPTER))
+    async with sidecar_process(one, step) as (process, channel):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stage(channel, NEWER, **named)
+        assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    async with serving(one) as sidecar, serving(other) as whole:
+        assert sidecar.store.drop(base.digest)
+        revision, sent = await stage(sidecar.channel, NEWER, **named)
+        assert len(sent) == COPYING[step]
+        assert_exact(sidecar)
+        assert (await stage(whole.channel, NEWER))[0] == revision
+        with sidecar.store.lent(revision.digest) as a, whole.store.lent(revision.digest) as b:
+            assert a == b
 
 
 async def test_two_kills_of_one_transfer_lose_nothing(volume: Path) -> None:

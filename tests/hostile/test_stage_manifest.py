@@ -9,7 +9,7 @@ import grpc
 import pytest
 from lorafleet import frames
 from lorafleet.errors import EngineUnreachable
-from staging_builders import engine_profile, source_adapter
+from staging_builders import digests, engine_profile, source_adapter
 from staging_client import StageCall, reason
 from staging_fixtures import EXTENT, failure, refusal, sidecar
 from staging_server import LIMIT, Serving, serving
@@ -23,6 +23,7 @@ __all__ = ["sidecar"]  # a fixture
 
 ADAPTER = source_adapter(1)
 CUTS = ADAPTER.cuts()
+TENSORS = len(digests(ADAPTER))
 
 
 CHUNK = frames.encode_chunk(*ADAPTER.chunk(*CUTS[0]))
@@ -100,6 +101,13 @@ MANIFESTS = {
     "header is no JSON": ({"safetensors_header": b"\xff{"}, "InvalidAdapter"),
     "no header": ({"safetensors_header": b""}, "InvalidAdapter"),
     "no config": ({"adapter_config": b""}, "InvalidAdapter"),
+    "too few digests": ({"tensor_digests": [bytes(32)]}, "TransferInterrupted"),
+    "short digests": ({"tensor_digests": [bytes(31)] * TENSORS}, "TransferInterrupted"),
+    "a long digest": (
+        {"tensor_digests": [bytes(33), *[bytes(32)] * (TENSORS - 1)]},
+        "TransferInterrupted",
+    ),
+    "a cut before nothing": ({"cut_before": [TENSORS]}, "TransferInterrupted"),
     "fewer bytes than the header says": ({"data_bytes": 10}, "InvalidAdapter"),
 }
 

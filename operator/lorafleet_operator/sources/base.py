@@ -96,6 +96,10 @@ class ResolvedAdapter:
     """The address, without any secret."""
     segments: tuple[Segment, ...] = field(repr=False, default=())
     """Where the data lies: consecutive, covering `0 .. data_bytes`."""
+    tensor_digests: tuple[bytes, ...] = field(repr=False, default=())
+    """SHA-256 of each tensor's bytes in the order of the header's offsets, where they are known."""
+    cut_before: tuple[int, ...] = field(repr=False, default=())
+    """Tensors, as indexes in that order, at which what engines may have already begins or ends."""
     normalized: tuple[str, ...] = ()
     """What the source changed to give one plain adapter, for the condition `Normalized`."""
     whole: bool = False

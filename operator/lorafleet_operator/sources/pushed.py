@@ -143,7 +143,17 @@ class PushedSource:
                 for t, place in zip(header.tensors, places, strict=True)
                 if t.end > t.begin
             ),
+            tensor_digests=tuple(place.digest for place in places),
+            cut_before=_borders(places, max(blobs.values(), key=PushedBlob.age).name)
+            if len(blobs) > 1
+            else (),
         )
+
+
+def _borders(places: list[Place], newest: str) -> tuple[int, ...]:
+    """Return where tensors of the last push begin and end: engines have the others, if all goes well."""
+    new = [place.file == newest for place in places]
+    return tuple(index for index in range(1, len(new)) if new[index] != new[index - 1])
 
 
 class PushedBlob:
@@ -162,6 +172,13 @@ class PushedBlob:
     def size(self) -> int:
         """Size in bytes."""
         return self._path.stat().st_size
+
+    def age(self) -> int:
+        """Return when it was brought, for comparing; 0 if it is gone."""
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return exactly the bytes asked for."""

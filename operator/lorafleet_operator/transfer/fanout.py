@@ -42,6 +42,8 @@ class Target:
     client: SidecarClient
     kind: Hashable = None
     """Engines of one kind may form a chain: equal profiles, of one pool. None: never in a chain."""
+    reuses: bool = False
+    """Whether its sidecar copies what an earlier revision has, if the manifest says enough."""
 
 
 async def spread(

@@ -54,7 +54,7 @@ class StageAdapterResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[StagingAccepted, _Mapping]] = ..., committed: _Optional[_Union[StagedRevision, _Mapping]] = ..., forwarded: _Optional[_Union[ForwardReport, _Mapping]] = ...) -> None: ...
 
 class AdapterManifest(_message.Message):
-    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched", "whole", "forward_to", "pod_uid", "canonical", "notes")
+    __slots__ = ("adapter", "fingerprint", "safetensors_header", "adapter_config", "data_bytes", "chunk_bytes", "expected_digest", "allow_base_mismatch", "adapter_name", "drop_unmatched", "whole", "forward_to", "pod_uid", "canonical", "notes", "tensor_digests", "cut_before")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SAFETENSORS_HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,8 @@ class AdapterManifest(_message.Message):
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    CUT_BEFORE_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     fingerprint: str
     safetensors_header: bytes
@@ -85,7 +87,9 @@ class AdapterManifest(_message.Message):
     pod_uid: str
     canonical: bool
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., whole: _Optional[bool] = ..., forward_to: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., pod_uid: _Optional[str] = ..., canonical: _Optional[bool] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    tensor_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    cut_before: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, adapter: _Optional[str] = ..., fingerprint: _Optional[str] = ..., safetensors_header: _Optional[bytes] = ..., adapter_config: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., expected_digest: _Optional[str] = ..., allow_base_mismatch: _Optional[bool] = ..., adapter_name: _Optional[str] = ..., drop_unmatched: _Optional[str] = ..., whole: _Optional[bool] = ..., forward_to: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., pod_uid: _Optional[str] = ..., canonical: _Optional[bool] = ..., notes: _Optional[_Iterable[str]] = ..., tensor_digests: _Optional[_Iterable[bytes]] = ..., cut_before: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Neighbour(_message.Message):
     __slots__ = ("pod_uid", "host", "port")
@@ -338,7 +342,7 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence", "forwards", "requested")
+    __slots__ = ("pod_uid", "engine_instance", "health", "health_message", "staged", "loaded", "arena", "workers", "max_loras", "max_cpu_loras", "max_lora_rank", "base_model", "plugin_message", "sequence", "forwards", "requested", "reuses")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +359,7 @@ class Inventory(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    REUSES_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     engine_instance: str
     health: EngineHealth
@@ -371,7 +376,8 @@ class Inventory(_message.Message):
     sequence: int
     forwards: bool
     requested: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ..., forwards: _Optional[bool] = ..., requested: _Optional[_Iterable[str]] = ...) -> None: ...
+    reuses: bool
+    def __init__(self, pod_uid: _Optional[str] = ..., engine_instance: _Optional[str] = ..., health: _Optional[_Union[EngineHealth, str]] = ..., health_message: _Optional[str] = ..., staged: _Optional[_Iterable[_Union[StagedRevision, _Mapping]]] = ..., loaded: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ..., arena: _Optional[_Union[ArenaUsage, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., base_model: _Optional[str] = ..., plugin_message: _Optional[str] = ..., sequence: _Optional[int] = ..., forwards: _Optional[bool] = ..., requested: _Optional[_Iterable[str]] = ..., reuses: _Optional[bool] = ...) -> None: ...
 
 class ArenaUsage(_message.Message):
     __slots__ = ("limit_bytes", "used_bytes", "reserved_bytes", "in_use_bytes", "largest_free_bytes")

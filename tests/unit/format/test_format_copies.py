@@ -26,14 +26,19 @@ ENTRIES = st.lists(
 
 
 @settings(deadline=None)
-@given(ENTRIES, st.integers(16, 200))
+@given(ENTRIES, st.integers(16, 200), st.data())
 def test_a_chunk_plan_covers_the_data_on_element_borders(
-    entries: list[tuple[str, tuple[int, ...]]], step: int
+    entries: list[tuple[str, tuple[int, ...]]], step: int, data: st.DataObject
 ) -> None:
     named = [(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(entries)]
     header = parse_header(header_text(named))
+    tensors = len(header.tensors)
+    cuts = sorted(data.draw(st.sets(st.integers(0, tensors - 1)))) if tensors else []
     position = 0
-    for offset, length in chunk_plan(header, step):
+    plan = chunk_plan(header, step, cuts)
+    borders = {header.tensors[index].begin for index in cuts} - {header.data_bytes}
+    assert borders <= {offset for offset, _ in plan}
+    for offset, length in plan:
         assert offset == position
         assert 0 < length <= step
         position += length
@@ -50,6 +55,9 @@ def test_absurd_plans_are_refused() -> None:
         chunk_plan(header, 4 << 20)
     with pytest.raises(TransferInterrupted, match="chunk_bytes is 15, expected 16 or more"):
         chunk_plan(header, 15)
+    small = SafetensorsHeader((TensorEntry("t", "U8", (64,), 0, 64),), {}, 64)
+    with pytest.raises(TransferInterrupted, match="cuts before tensors 0 to 1, there are 1"):
+        chunk_plan(small, 16, (0, 1))
 
 
 @st.composite

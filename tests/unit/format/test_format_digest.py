@@ -74,7 +74,8 @@ def test_the_revision_file_has_the_documented_fields() -> None:
     adapter = source(pair("model.layers.0.self_attn.q_proj", 4, 256, 256), config_text())
     layout = plan(adapter, profile("qwen3-dense"))
     proofs = {"model.layers.0.self_attn.q_proj": (255, (1 << 64) - 1)}
-    revision = layout.revision_json("sha256:ab", 2 << 20, 4 << 20, proofs)
+    hashes = {"model.layers.0.self_attn.q_proj": ("aa", "bb")}
+    revision = layout.revision_json("sha256:ab", 2 << 20, 4 << 20, proofs, hashes)
     assert json.loads(json.dumps(revision)) == {
         "format": 1,
         "digest": "sha256:ab",
@@ -92,6 +93,7 @@ def test_the_revision_file_has_the_documented_fields() -> None:
                 "a": {"offset": 0, "shape": [4, 256]},
                 "b": {"offset": 2048, "shape": [256, 4]},
                 "proof": {"a": "00000000000000ff", "b": "ffffffffffffffff"},
+                "sha256": {"a": "aa", "b": "bb"},
             }
         },
     }

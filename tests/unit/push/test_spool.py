@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -25,7 +26,7 @@ from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.shelf import FILE_BYTES, PART, cost, overhead
 from lorafleet_operator.push.spool import Spool
 from lorafleet_operator.sources.pushed import Place, hex_of
-from spool_builders import REVISIONS, end, push, read, revision, spool
+from spool_builders import REVISIONS, end, push, read, revision, source, spool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,6 +132,20 @@ def test_only_what_changed_is_asked_for_and_one_content_once(tmp_path: Path) -> 
     assert push(there, "t/a", (one, two, one), set()).received_bytes == 200
     assert push(there, "t/a", (one, three, two), set()).received_bytes == 100
     assert push(there, "t/b", (one,), set()).received_bytes == 100, "another's is not told of"
+
+
+def test_what_is_sent_on_is_cut_where_the_last_push_begins_and_ends(tmp_path: Path) -> None:
+    there = spool(tmp_path)
+    first = tuple(bytes([number]) * 100 for number in range(7))
+    newer = tuple(bytes([90 + n]) * 100 if n in (1, 2, 5) else first[n] for n in range(7))
+    cuts = {}
+    for tensors in (first, newer, first):
+        push(there, "t/a", tensors, set())
+        told = revision(tensors)
+        content = asyncio.run(source(tmp_path, "t/a", told.revision).resolve())
+        assert content.tensor_digests == told.digests
+        cuts[tensors] = content.cut_before
+    assert cuts == {first: (), newer: (1, 3, 5, 6)}
 
 
 def test_disk_is_bounded_however_long_little_changes(tmp_path: Path) -> None:

@@ -4,55 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
-import numpy as np
 import pytest
 from lorafleet.frames import ChunkFrame
-from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
 from lorafleet_sidecar.store import RevisionStore
-from staging_builders import BASE, SourceAdapter, source_adapter
+from moe_sources import EXPERTS_ADAPTER as ADAPTER
+from moe_sources import EXPERTS_PROFILE as PROFILE
+from moe_sources import RANK, RANKS, SHAPES, some_experts
+from staging_builders import SourceAdapter, source_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXPERTS, RANK, HIDDEN, INNER = 4, 8, 2048, 512
-PATH = "model.layers.0.mlp.experts"
-RANKS = {3: 4}
-SHAPES = {"gate_proj": (HIDDEN, INNER), "up_proj": (HIDDEN, INNER), "down_proj": (INNER, HIDDEN)}
-PROFILE = EngineProfile(
-    base_model=BASE,
-    dtype="bfloat16",
-    max_lora_rank=RANK,
-    num_hidden_layers=1,
-    modules=tuple(
-        LoraModule(f"{PATH}.{name}", *shape, ModuleKind.EXPERTS, EXPERTS)
-        for name, shape in SHAPES.items()
-    ),
-)
-
-
-def some_experts(*numbers: int) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-    random = np.random.default_rng(5)
-    return {
-        f"base_model.model.{PATH}.{number}.{name}.lora_{side}.weight": random.standard_normal(
-            shape, np.float32
-        ).astype(ml_dtypes.bfloat16)
-        for number in numbers
-        for name, (inputs, outputs) in SHAPES.items()
-        for rank in (RANKS.get(number, RANK),)
-        for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank)))
-    }
-
-
-# Expert 1 is missing and expert 3 narrower: its place is cleared whole, then partly written.
-ADAPTER = source_adapter(
-    7,
-    layers=0,
-    rank=RANK,
-    replace=some_experts(0, 2, 3),
-    rank_pattern={f"experts.3.{name}": RANKS[3] for name in SHAPES},
-)
 CUTS = ADAPTER.cuts()
 
 
