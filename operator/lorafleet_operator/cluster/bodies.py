@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -24,6 +25,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, bytes]] = {}
+        self._listening: dict[str, list[Callable[[], None]]] = {}
 
     def keep(self, body: Mapping[str, Any]) -> bool:
         """Keep `body` unless a newer one is known; return whether it is news."""
@@ -31,7 +33,21 @@ class Bodies:
         if uid in self._kept and version <= self._kept[uid][0]:
             return False
         self._kept[uid] = (version, _packed(body))
+        for listener in self._listening.get(uid, ()):
+            listener()
         return True
+
+    @contextmanager
+    def told(self, uid: str, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener` for each newer body of the object, as long as the block runs."""
+        listening = self._listening.setdefault(uid, [])
+        listening.append(listener)
+        try:
+            yield
+        finally:
+            listening.remove(listener)
+            if not listening:
+                self._listening.pop(uid, None)
 
     def answered(self, body: Mapping[str, Any]) -> None:
         """Keep the answer to a write, unless the object has gone meanwhile."""

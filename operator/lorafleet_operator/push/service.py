@@ -21,16 +21,17 @@ from lorafleet_operator import metrics
 from lorafleet_operator.cluster import pushed_specs
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.push import named, safe_point
+from lorafleet_operator.push.bell import Bell
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
 from lorafleet_operator.push.revision import described
 from lorafleet_operator.push.stay import Stay
 from lorafleet_operator.push.stream import (
     Pace,
+    ReadAhead,
     commit_comes,
     done,
     first,
-    following,
     say,
     without_content,
 )
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.25
+_PAUSE_SECONDS: Final = 0.05
 _START_LOOKS: Final = 120
 
 
@@ -178,18 +180,20 @@ class PushService(pb_grpc.PushServiceServicer):
 
     async def _receive(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
-        while True:
-            request = await following(context)
-            match request.WhichOneof("message"):
-                case "bytes":
-                    piece = request.bytes
-                    await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
-                    metrics.PUSHED_BYTES.inc(len(piece.data))
-                    pace.came(len(piece.data))
-                case "commit":
-                    return
-                case other:
-                    raise TransferInterrupted(f"got {other or 'nothing'}, expected bytes or commit")
+        async with ReadAhead(context) as requests:
+            while True:
+                request = await requests.next()
+                match request.WhichOneof("message"):
+                    case "bytes":
+                        piece = request.bytes
+                        await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
+                        metrics.PUSHED_BYTES.inc(len(piece.data))
+                        pace.came(len(piece.data))
+                    case "commit":
+                        return
+                    case other:
+                        got = other or "nothing"
+                        raise TransferInterrupted(f"got {got}, expected bytes or commit")
 
     async def _name(
         self,
@@ -234,7 +238,7 @@ class PushService(pb_grpc.PushServiceServicer):
     async def WatchPush(  # noqa: N802
         self, request: pb.WatchPushRequest, context: Any
     ) -> AsyncIterator[pb.PushStatus]:
-        """Tell what came of an adapter's revisions, at most four times a second."""
+        """Tell what came of an adapter's revisions when that changes, at most twenty times a second."""
         fleet = self._fleet
         metadata = dict(context.invocation_metadata())
         about = {"namespace": request.namespace, "name": request.name}
@@ -244,19 +248,22 @@ class PushService(pb_grpc.PushServiceServicer):
         there = await pushed_specs.read(fleet.api, request.namespace, request.name)
         if there is None:
             raise SourceNotFound(f"no LoRAAdapter {request.namespace}/{request.name}")
+        key, uid = f"{request.namespace}/{request.name}", there["metadata"]["uid"]
         last = None
-        while not context.cancelled():
-            await stay.check()
-            body = fleet.bodies.newest(there)
-            pool = fleet.world.pool(named.pool_of(body["spec"], request.namespace))
-            engines = pool_engines(pool, fleet.world, fleet.links) if pool else []
-            found = status_of(body, engines)
-            if found != last:
-                last = found
-                yield found
-            await asyncio.sleep(_LOOK_SECONDS)
-            if fleet.world.gone(there["metadata"]["uid"]):
-                raise SourceNotFound(f"{request.namespace}/{request.name} was deleted")
+        with Bell.hung(key, uid, fleet.bodies, fleet.wakeups) as bell:
+            while not context.cancelled():
+                await stay.check()
+                body = fleet.bodies.newest(there)
+                pool = fleet.world.pool(named.pool_of(body["spec"], request.namespace))
+                engines = pool_engines(pool, fleet.world, fleet.links) if pool else []
+                found = status_of(body, engines)
+                if found != last:
+                    last = found
+                    yield found
+                await asyncio.sleep(_PAUSE_SECONDS)
+                await bell.wait(_LOOK_SECONDS)
+                if fleet.world.gone(uid):
+                    raise SourceNotFound(f"{key} was deleted")
 
     def OpenSafePoint(  # noqa: N802
         self, request: pb.OpenSafePointRequest, context: Any

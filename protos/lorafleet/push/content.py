@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 WEIGHTS: Final = "adapter_model.safetensors"
 CONFIG: Final = "adapter_config.json"
+_MOST_THREADS: Final = 4
+"""That hash beside the training."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,19 @@ class Content:
         return sum(map(size_of, self.tensors))
 
     def digests(self) -> list[bytes]:
-        """Return the SHA-256 of each tensor; those that share memory are read once."""
-        found: dict[Hashable, bytes] = {}
-        return [
-            _digest(t)
-            if t.same is None
-            else found.get(t.same) or found.setdefault(t.same, _digest(t))
-            for t in self.tensors
-        ]
+        """Return the SHA-256 of each tensor; those that share memory are read once.
+
+        In a few threads, where the tensors' memory allows it.
+        """
+        keys: list[Hashable] = [id(t) if t.same is None else t.same for t in self.tensors]
+        once = dict(zip(keys, self.tensors, strict=True))
+        if all(tensor.beside for tensor in once.values()):
+            with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+                found = list(threads.map(_digest, once.values()))
+        else:
+            found = [_digest(tensor) for tensor in once.values()]
+        digests = dict(zip(once, found, strict=True))
+        return [digests[key] for key in keys]
 
 
 def _digest(tensor: Tensor) -> bytes:

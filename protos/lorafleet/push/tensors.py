@@ -28,6 +28,8 @@ class Tensor(Protocol):
     shape: tuple[int, ...]
     same: Hashable
     """Equal for tensors that are the same bytes of the same memory; None: not known."""
+    beside: bool
+    """Whether several threads may read it and others at once: they share no buffer."""
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes, row-major, little-endian; a piece is valid until the next is asked for."""
@@ -41,6 +43,8 @@ def size_of(tensor: Tensor) -> int:
 
 class FileTensor:
     """A range of bytes that lie in memory or in a mapped file."""
+
+    beside = True
 
     def __init__(
         self, dtype: str, shape: tuple[int, ...], data: memoryview, *, same: Hashable = None
@@ -71,6 +75,7 @@ class GivenTensor:
         self._is_torch = hasattr(given, "data_ptr")
         self._given = given.detach() if self._is_torch else given
         self._bounce = bounce
+        self.beside = not self._is_torch or self._given.device.type == "cpu"
         self.same: Hashable = None
         if self._is_torch:
             strides = tuple(self._given.stride())

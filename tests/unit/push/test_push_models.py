@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +127,30 @@ def test_tensors_that_share_memory_are_read_once() -> None:
     digests = found.digests()
     assert Read.count == 4 * 64 * 4 + 4 * 32 * 4
     assert len(set(digests)) == 2
+
+
+def test_tensors_are_hashed_beside_each_other_unless_they_share_a_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    both, here = threading.Barrier(2, timeout=60), threading.get_ident()
+
+    class Met(Read):
+        def pieces(self) -> Any:
+            if self.beside:
+                both.wait()
+            assert (threading.get_ident() == here) is not self.beside
+            yield from super().pieces()
+
+    named = {f"m.{n}.q_proj.lora_A.weight": torch.full((4, 64), float(n)) for n in range(2)}
+    found = from_tensors(
+        named, {}, adapter="default", wrap=lambda name, each: Met(name, each, Bounce())
+    )
+    digests = found.digests()
+    for tensor in found.tensors:
+        tensor.beside = False
+    assert found.digests() == digests
+    assert digests == [hashlib.sha256(each.numpy()).digest() for each in named.values()]
 
 
 @pytest.mark.parametrize("kind", ["rows", "columns", "one row"])
