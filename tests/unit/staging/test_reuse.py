@@ -208,11 +208,13 @@ async def test_what_an_older_sidecar_has_staged_is_not_used(volume: Path) -> Non
         await there.stagings.close()
 
 
-async def test_the_revision_with_most_in_common_is_the_base(volume: Path) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_revision_with_most_in_common_is_the_base(volume: Path, order: int) -> None:
+    bases = [changed(DENSE, [3], seed=101), changed(DENSE, [3, 5, 7], seed=102)]
     with arena(volume, engine_profile(3)) as there:
-        for base in (changed(DENSE, [3], seed=1), changed(DENSE, [3, 5, 7], seed=2)):
+        for base in bases[::order]:
             await there.bring(base)
-        _, sent = await there.bring(changed(DENSE, [3], seed=3), borders([3, 5, 7]))
+        _, sent = await there.bring(changed(DENSE, [3], seed=103), borders([3, 5, 7]))
         [tensor] = _entries(changed(DENSE, [3]), DENSE)
         assert sent == tensor.end - tensor.begin
         await there.stagings.close()
