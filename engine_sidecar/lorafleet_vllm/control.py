@@ -333,8 +333,9 @@ class Control:
             # From here on nobody can look it up; the wait is for a request that was handed from
             # the task that looked it up to another one that has not reached the engine yet.
             was_closed, loaded.closed = loaded.closed, True
+            looked_up = self._names.used_at(lora_int_id)
             try:
-                await asyncio.sleep(_GRACE_SECONDS)
+                await asyncio.sleep(looked_up + _GRACE_SECONDS - time.monotonic())
                 self._check_unused(lora_int_id)
             except BaseException:
                 loaded.closed = was_closed
