@@ -38,10 +38,11 @@ async def digest_of(volume: Path) -> str:
         return result.digest
 
 
-@pytest.mark.parametrize("receivers", [0, 2])
-async def test_a_tenth_is_read_once_and_sent_once(volume: Path, receivers: int) -> None:
+@pytest.mark.parametrize(("count", "receivers"), [(3, 0), (1, 2)])
+async def test_a_tenth_is_read_once_and_sent_once(volume: Path, count: int, receivers: int) -> None:
+    """To a chain on one stream, to a single one in stripes."""
     sent: list[int] = []
-    async with pool(volume, 3, layers=LAYERS, receivers=receivers) as engines:
+    async with pool(volume, count, layers=LAYERS, receivers=receivers) as engines:
         await spread(payload(ADAPTER), engines.targets, LIMITS)
         results = await spread(payload(NEWER), engines.targets, LIMITS, sent.append)
         assert sum(sent) <= 0.15 * SIZE
