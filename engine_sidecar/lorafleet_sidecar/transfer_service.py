@@ -143,9 +143,10 @@ class TransferService:
             opened, behind = await asyncio.gather(
                 staging.open(), forwarding.open(), return_exceptions=True
             )
-            for each in (opened, behind):
-                if isinstance(each, BaseException):
-                    raise each
+            if isinstance(opened, BaseException):
+                raise opened
+            if isinstance(behind, BaseException):
+                raise behind
             own = frozenset(staging.missing())
             await context.write(_accepted(staging, sorted(own | behind), ()))
             async for message, chunk in _chunks(staging, incoming):
