@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from lorafleet_operator.settings import OperatorSettings
+from tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,9 +177,8 @@ def _shown(default: Any) -> str:
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
-    lines = [f"| {first} | default | what it is for |", "|---|---|---|"]
-    lines += [f"| `{name}` | {default} | {text} |" for name, default, text in rows]
-    return "\n".join(lines).replace("<", "&lt;") + "\n"
+    named = [(f"`{name}`", default, text) for name, default, text in rows]
+    return table((first, "default", "what it is for"), named)
 
 
 def main() -> int:

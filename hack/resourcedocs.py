@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from lorafleet_operator.api import conditions
 from lorafleet_operator.api.conditions import OUTCOMES, ConditionType, Reason
 from lorafleet_operator.api.schema import KINDS, Kind, structural_schema
+from tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "resources.md"
 _SLOT = re.compile(r"(<!-- table:(?P<name>[\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -42,18 +43,12 @@ def filled(page: str) -> str:
     return _SLOT.sub(lambda slot: f"{slot[1]}{made[slot['name']]}{slot[3]}", page)
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return text.replace("<", "&lt;")
-
-
 def _fields(schema: dict[str, Any]) -> str:
     rows = [
         (f"`{name}`", _type(node), _default(node, needed), node.get("description", ""))
         for name, node, needed in _walk(schema)
     ]
-    return _table(("field", "type", "default", "what it is"), rows)
+    return table(("field", "type", "default", "what it is"), rows)
 
 
 def _walk(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -92,7 +87,7 @@ def _columns(kind: Kind) -> str:
         (column.name, f"`{column.path}`", column.description + (" (`-o wide`)" * column.priority))
         for column in kind.columns
     ]
-    return _table(("column", "from", "what it shows"), rows)
+    return table(("column", "from", "what it shows"), rows)
 
 
 def _texts(enum: type[ConditionType] | type[Reason]) -> dict[str, str]:
@@ -110,7 +105,7 @@ def _texts(enum: type[ConditionType] | type[Reason]) -> dict[str, str]:
 
 def _conditions() -> str:
     rows = [(f"`{name}`", text) for name, text in _texts(ConditionType).items()]
-    return _table(("condition", "True means"), rows)
+    return table(("condition", "True means"), rows)
 
 
 def _reasons() -> str:
@@ -121,7 +116,7 @@ def _reasons() -> str:
         group = heading or group
         if value:
             rows.append((group, f"`{value}`", texts[value]))
-    return _table(("condition", "reason", "what it means"), rows)
+    return table(("condition", "reason", "what it means"), rows)
 
 
 def _errors() -> str:
@@ -134,7 +129,7 @@ def _errors() -> str:
         )
         for error, outcome in OUTCOMES.items()
     ]
-    return _table(("error", "condition", "reason", "tried again"), rows)
+    return table(("error", "condition", "reason", "tried again"), rows)
 
 
 def main() -> int:

@@ -32,9 +32,14 @@ _PLURALS = {
 }
 
 
-def rendered(*values: str, only: Sequence[str] = POLICIES, more: Sequence[str] = ()) -> list[Json]:
+def rendered(
+    *values: str,
+    only: Sequence[str] = POLICIES,
+    more: Sequence[str] = (),
+    release: str = "inj",
+) -> list[Json]:
     """Return the documents of single templates; `more` are further arguments of Helm."""
-    text = helm("template", "inj", CHART, "-n", "system", *given(values), *more)
+    text = helm("template", release, CHART, "-n", "system", *given(values), *more)
     wanted = tuple(f"# Source: lorafleet/templates/{template}.yaml\n" for template in only)
     parts = [part.removeprefix("---\n") for part in re.split(r"(?m)^(?=---$)", text)]
     return [yaml.safe_load(part) for part in parts if part.startswith(wanted)]
@@ -55,17 +60,39 @@ def installed(kube: KubeRest, *values: str) -> Iterator[tuple[str, str]]:
         )
     ]
     names = f'namespaces:=["{restricted}","{privileged}"]'
-    made += [(f"{_GROUP}/{_PLURALS[each['kind']]}", each) for each in rendered(names, *values)]
-    for path, document in made:
-        kube.create(path, document)
-    try:
+    made += _policies(names, *values)
+    with _there(kube, made):
         _wait(kube, privileged)
         yield restricted, privileged
-    finally:
+    for name in (restricted, privileged):
+        kube.delete(f"/api/v1/namespaces/{name}")
+
+
+@contextmanager
+def another_release(kube: KubeRest, namespace: str, *values: str) -> Iterator[None]:
+    """Let those of a second release hold in the whole cluster; `namespace` is served by no other."""
+    with _there(kube, _policies(*values, release="other")):
+        _wait(kube, namespace)
+        yield
+
+
+def _policies(*values: str, release: str = "inj") -> list[tuple[str, Json]]:
+    found = rendered(*values, release=release)
+    return [(f"{_GROUP}/{_PLURALS[each['kind']]}", each) for each in found]
+
+
+@contextmanager
+def _there(kube: KubeRest, made: list[tuple[str, Json]]) -> Iterator[None]:
+    """Have objects at the API server meanwhile: pairs of a path and a body."""
+    done = []
+    try:
         for path, document in made:
-            kube.delete(f"{path}/{document['metadata']['name']}")
-        for name in (restricted, privileged):
-            kube.delete(f"/api/v1/namespaces/{name}")
+            kube.create(path, document)
+            done.append(f"{path}/{document['metadata']['name']}")
+        yield
+    finally:
+        for place in done:
+            kube.delete(place)
 
 
 def _wait(kube: KubeRest, namespace: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lorafleet.arguments import Parser
 from lorafleet.buffers import reuse_large_buffers
 from lorafleet.certificates import CertificatesUnusable
 from lorafleet.errors import EngineUnreachable, LorafleetError
@@ -23,6 +23,7 @@ from lorafleet_sidecar.server import Sidecar
 from lorafleet_sidecar.settings import InvalidSetting, SidecarSettings
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from lorafleet.profile import EngineProfile
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lorafleet-sidecar", description=__doc__)
+    parser = Parser(prog="lorafleet-sidecar", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     serve = verbs.add_parser("serve", help="run the sidecar; settings come from LORAFLEET_*")
     serve.set_defaults(run=lambda _: asyncio.run(_serve(SidecarSettings.from_environ())))

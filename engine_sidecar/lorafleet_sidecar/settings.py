@@ -178,10 +178,19 @@ def _parse_address(text: str) -> str:
 
 
 def _parse_positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 86_400:
         raise ValueError("expected seconds above 0 and below a day")
     return value
+
+
+def _parse_whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
 
 
 _PARSERS: dict[str, Callable[[str], object]] = {
@@ -191,13 +200,13 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "metrics_listen": _parse_address,
     "allow_insecure": _parse_bool,
     "tls_dir": Path,
-    "receivers": int,
-    "receiver_base_port": int,
+    "receivers": _parse_whole,
+    "receiver_base_port": _parse_whole,
     "engine_api_key_file": Path,
     "stall_seconds": _parse_positive,
     "resume_seconds": _parse_positive,
     "refresh_seconds": _parse_positive,
     "load_timeout_seconds": _parse_positive,
     "probe_timeout_seconds": _parse_positive,
-    "drain_timeout_seconds": int,
+    "drain_timeout_seconds": _parse_whole,
 }

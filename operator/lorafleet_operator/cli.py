@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lorafleet.arguments import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +20,8 @@ SERVED_SECONDS = 30.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the verb that the arguments name; return the exit status."""
-    parser = argparse.ArgumentParser(prog="lorafleet-operator", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    parser = Parser(prog="lorafleet-operator", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("run", help="run the operator (configured by LORAFLEET_* variables)")
     verbs.add_parser("check", help="look at what the operator needs, and whether one acts")
     plan = verbs.add_parser("plan", help="print where adapters would go and why; writes nothing")

@@ -300,7 +300,9 @@ def _snapshot(pool: EnginePool, engine: PoolEngine, holders: _Holders) -> Engine
 def _documents(path: Path) -> list[dict[str, Any]]:
     try:
         found = list(yaml.safe_load_all(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidManifest(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise InvalidManifest(f"{path}: {error}") from None
     except yaml.YAMLError as error:
         raise InvalidManifest(f"{path}: {' '.join(str(error).split())}") from None

@@ -192,7 +192,10 @@ def _bool(text: str) -> bool:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 86_400:
         raise ValueError("expected seconds above 0, at most a day")
     return value
@@ -200,9 +203,9 @@ def _seconds(text: str) -> float:
 
 def _within(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        value = int(text) if text.strip().isdecimal() else low - 1
         if not low <= value <= high:
-            raise ValueError(f"expected a number from {low} to {high}")
+            raise ValueError(f"expected a whole number from {low} to {high}")
         return value
 
     return parse

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from certificates import Authority
 from chart_release import Release
+from helm import HelmFailed
 from lorafleet_operator.settings import OperatorSettings
 from operator_chain import Chain
 from pod_process import PodProcess, pod_of, write_secret
@@ -68,6 +69,59 @@ def test_operator_and_sidecar_meet_by_the_charts_certificates_which_upgrades_kee
     renewed = [secret(kube, *place) for place in places]
     assert all(new["tls.crt"] != old["tls.crt"] for new, old in zip(renewed, first, strict=True))
     assert {each["ca.crt"] for each in renewed[1:]} == {renewed[0]["tls.crt"]}
+    release.uninstall()
+
+
+def test_a_namespace_of_engines_that_is_not_there_is_named_before_anything_is_made(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, system: str
+) -> None:
+    release = Release(kube, cluster.kubeconfig, system, *PLAIN)
+    with pytest.raises(HelmFailed) as refusal:
+        release.install(f"tls.engineNamespaces={{{namespace},{namespace}-typo}}")
+    assert (
+        f"tls.engineNamespaces has {namespace}-typo, and the cluster has no such namespace: create it "
+        "first" in str(refusal.value)
+    )
+    accounts = kube.get(f"/api/v1/namespaces/{system}/serviceaccounts")["items"]
+    assert "lorafleet" not in {each["metadata"]["name"] for each in accounts}
+    # The release's own is made with the release, and may be one of engines too.
+    release.install(f"tls.engineNamespaces={{{namespace},{system}}}")
+    release.uninstall()
+
+
+def test_a_fleet_that_was_left_loaded_is_found_by_the_next_install_with_another_authority(
+    chain: Chain, cluster: LocalCluster, kube: KubeRest, namespace: str, system: str, tmp_path: Path
+) -> None:
+    """Uninstalled while adapters were served; definitions, adapters and engines stay as they are."""
+    volume = f'volumes:=[{{"namespace": "{namespace}", "claimName": "claim"}}]'
+    values = (*PLAIN, f"tls.engineNamespaces={{{namespace}}}", volume, "settings.LEASE_SECONDS=2")
+    release = Release(kube, cluster.kubeconfig, system, *values)
+    release.install()
+    mounted = tmp_path / "sidecar-tls"
+    write_secret(kube, namespace, "lorafleet-sidecar", mounted)
+    peer = f"{namespace}.engines.lorafleet"
+    chain.start_engine("engine-0", 0, LORAFLEET_TLS_DIR=str(mounted), LORAFLEET_PEER_NAME=peer)
+    chain.pool()
+    chain.adapter("sql")
+    operator, _ = release.start_operator(chain.stack, {"/volumes": chain.root})
+    eventually(lambda: chain.ready("sql"))
+    release.uninstall()
+    operator.popen.terminate()
+    operator.popen.wait(60)
+    served = (chain.answer("engine-0", f"{namespace}/sql"), chain.loads("engine-0"))
+    assert served[0], "what is served stays"
+
+    chain.put_source("sql", "d02-all-fp32")
+    release.install()
+    release.start_operator(chain.stack, {"/volumes": chain.root})
+    eventually(lambda: chain.condition("sql", "Ready")[0] != "True")
+    # The kubelet brings the new certificates a while later.
+    write_secret(kube, namespace, "lorafleet-sidecar", mounted)
+    eventually(lambda: chain.ready("sql") and chain.loads("engine-0") == served[1] + 1)
+    assert chain.answer("engine-0", f"{namespace}/sql") not in ("", served[0])
+    chain.delete("loraadapters", "sql")
+    eventually(lambda: not chain.exists("sql"))
+    assert chain.served("engine-0") == set()
     release.uninstall()
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from chart_sets import GOLDEN, NAMESPACES, SETS, assert_golden, comparable, rendering
+from chart_sets import (
+    APIS,
+    GOLDEN,
+    NAMESPACES,
+    SETS,
+    SYSTEM,
+    assert_golden,
+    comparable,
+    rendering,
+)  # fmt: skip
 from helm import CHART, given, helm, rendered
 from localcluster import find_binary
 
@@ -16,6 +26,7 @@ if TYPE_CHECKING:
     from kube_rest import KubeRest
     from localcluster import LocalCluster
 
+CERT_MANAGER = ("tls.mode=certManager", "tls.certManager.issuerRef.name=fleet-ca")
 FOREIGN = Path(__file__).parents[1] / "foreign_crds.yaml"
 
 
@@ -35,6 +46,11 @@ def test_the_rendered_chart_is_the_one_that_was_looked_at_and_the_api_server_tak
 ) -> None:
     text = rendering(name)
     assert_golden(GOLDEN / f"{name}.yaml", comparable(text))
+    _taken(target, text)
+
+
+def _taken(target: LocalCluster, text: str) -> None:
+    """Let the API server check every document, as if it were to be applied."""
     applied = subprocess.run(
         [
             *(find_binary("kubectl"), "--kubeconfig", target.kubeconfig, "apply", "-f", "-"),
@@ -47,6 +63,50 @@ def test_the_rendered_chart_is_the_one_that_was_looked_at_and_the_api_server_tak
     assert applied.returncode == 0, applied.stderr
     documents = [each for each in yaml.safe_load_all(text) if each]
     assert applied.stdout.count("(server dry run)") == len(documents)
+
+
+NAMES = {
+    "numbers": ("2024", "1e3", ("0x1f", "007")),
+    "words of YAML": ("null", "on", ("true", "no")),
+    "as long as they may be": ("r" * 53, "n" * 63, ("e" * 63,)),
+    "a dot": ("team.a", "team-a", ("team-b",)),
+}
+ALL_KINDS = (
+    "networkPolicy.enabled=true",
+    "metrics.podMonitor.enabled=true",
+    "alerts.enabled=true",
+    "dashboards.enabled=true",
+    "replicas=2",
+    "shards=4",
+)
+
+
+@pytest.mark.parametrize("mode", ["cluster", "namespaced", "cert-manager"])
+@pytest.mark.parametrize("case", NAMES)
+def test_whatever_names_kubernetes_allows_make_objects_that_it_takes(
+    case: str, mode: str, target: LocalCluster, bare_kube: KubeRest
+) -> None:
+    release, system, engines = NAMES[case]
+    for name in (system, *engines):
+        bare_kube.client.post("/api/v1/namespaces", json={"metadata": {"name": name}})
+    served = "namespaces" if mode == "namespaced" else "tls.engineNamespaces"
+    values = [*ALL_KINDS, "crds.enabled=false", f"{served}:={json.dumps(engines)}"]
+    values += CERT_MANAGER if mode == "cert-manager" else []
+    text = helm(
+        *("template", release, CHART, "-n", system, "--kube-version", "1.36.0", *given(values)),
+        *(part for api in APIS for part in ("--api-versions", api)),
+    )
+    _taken(target, text)
+
+
+def test_a_version_with_a_plus_is_a_label_all_the_same(
+    target: LocalCluster, tmp_path: Path
+) -> None:
+    command = ("package", CHART, "-d", tmp_path, "--version", "0.1.1+git.0a0a0a")
+    helm(*command, "--app-version", "0.1.1+git.0a0a0a")
+    (chart,) = tmp_path.glob("*.tgz")
+    text = helm("template", "lorafleet", chart, "-n", SYSTEM, "--kube-version", "1.36.0")
+    _taken(target, text)
 
 
 @pytest.mark.parametrize("name", SETS)

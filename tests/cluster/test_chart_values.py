@@ -121,6 +121,17 @@ def test_wrong_values_are_refused_with_one_line(case: str) -> None:
     assert line in said
 
 
+@pytest.mark.parametrize("release", ["2024", "team.a"])
+def test_a_release_whose_service_could_not_be_called_so_is_refused_with_pushes(
+    release: str,
+) -> None:
+    with pytest.raises(HelmFailed) as refusal:
+        rendered("push.enabled=true", release=release)
+    (said,) = told(str(refusal.value))
+    assert f"the release is called {release}, but a Service cannot be called {release}-push" in said
+    rendered(release=release)
+
+
 @pytest.mark.parametrize("case", LACKING)
 def test_what_the_cluster_lacks_is_named_in_one_line(case: str) -> None:
     values, line = LACKING[case]

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from injection import CHART, MANIFESTS, SIDECAR, create, installed, manifest, pod_of
+from injection import (
+    CHART,
+    MANIFESTS,
+    SIDECAR,
+    another_release,
+    create,
+    installed,
+    manifest,
+    pod_of,
+)  # fmt: skip
 from lorafleet_operator.api.names import CONDITION_WARM
 from lorafleet_sidecar.neighbour import Dialer
 from lorafleet_sidecar.settings import SidecarSettings
@@ -211,6 +220,33 @@ def test_a_pod_that_was_injected_before_is_left_alone(
     again["metadata"] = {"name": "again", "labels": made["metadata"]["labels"]}
     remade, _ = create(kube, namespaces[1], again)
     assert remade["spec"] == made["spec"]
+
+
+def test_two_releases_whose_policies_both_hold_put_one_sidecar_in(
+    kube: KubeRest, namespaces: tuple[str, str], namespace: str
+) -> None:
+    """One of the whole cluster beside one of single namespaces: the first to come has done it."""
+    with another_release(kube, namespace, "injection.arena=64Mi"):
+        made, _ = create(kube, namespaces[1], pod_of(manifest("deployment-plain")))
+        assert [each["name"] for each in made["spec"]["initContainers"]] == [SIDECAR]
+        assert settings_of(made).arena_bytes in (2 * GI, 64 * MI)
+
+
+def test_an_injected_pod_can_be_changed_and_debugged_like_any_other(
+    kube: KubeRest, namespaces: tuple[str, str]
+) -> None:
+    made, _ = create(kube, namespaces[1], pod_of(manifest("deployment-plain")))
+    place = f"/api/v1/namespaces/{namespaces[1]}/pods/{made['metadata']['name']}"
+    kube.merge(place, {"metadata": {"labels": {"traffic": "off"}}})
+    [engine] = made["spec"]["containers"]
+    kube.merge(place, {"spec": {"containers": [{**engine, "image": f"{engine['image']}-1"}]}})
+    debugger = {"name": "debugger", "image": "busybox", "targetContainerName": engine["name"]}
+    kube.merge(f"{place}/ephemeralcontainers", {"spec": {"ephemeralContainers": [debugger]}})
+    after = kube.get(place)["spec"]
+    assert [each["name"] for each in after["ephemeralContainers"]] == ["debugger"]
+    touched = {"ephemeralContainers", "containers"}
+    assert _without(after, touched) == _without(made["spec"], touched)
+    assert after["containers"] == [{**engine, "image": f"{engine['image']}-1"}]
 
 
 def test_a_key_of_vllms_api_from_a_secret_is_given_to_the_sidecar_as_a_file(

@@ -31,8 +31,10 @@ def deployment(
     env: dict[str, Any] | None = None,
     notes: dict[str, str] | None = None,
     others: tuple[Json, ...] = (),
+    pool: str = "sql",
+    volumes: tuple[str, ...] = (),
 ) -> Json:
-    """A Deployment of one container `vllm`, labelled for the pool sql, beside `others`."""
+    """A Deployment of one container `vllm`, labelled for the pool, beside `others`."""
     variables = [
         {"name": name, **(value if isinstance(value, dict) else {"value": value})}
         for name, value in (env or {}).items()
@@ -40,8 +42,12 @@ def deployment(
     container = {"name": "vllm", "image": image, "args": list(arguments), "env": variables}
     if command:
         container["command"] = list(command)
-    metadata = {"labels": {"app": "sql", POOL: "sql"}, "annotations": notes or {}}
-    template = {"metadata": metadata, "spec": {"containers": [container, *others]}}
+    metadata = {"labels": {"app": "sql", POOL: pool}, "annotations": notes or {}}
+    pod = {
+        "containers": [container, *others],
+        "volumes": [{"name": name, "emptyDir": {}} for name in volumes],
+    }
+    template = {"metadata": metadata, "spec": pod}
     spec = {"selector": {"matchLabels": {"app": "sql"}}, "template": template}
     return {"kind": "Deployment", "metadata": {"generateName": "sql-"}, "spec": spec}
 
@@ -90,6 +96,20 @@ REFUSED = {
         ),
         "pool sql: which container runs vLLM is not clear: the annotation "
         "lorafleet.dev/engine-container has to name one of vllm, vllm-b",
+    ),
+    "no pool": (
+        deployment(*GOOD, pool=""),
+        "the label lorafleet.dev/engine-pool is empty: it names the pool that the engines belong to",
+    ),
+    "a container of our name": (
+        deployment(*GOOD, others=({"name": "lorafleet-sidecar", "image": "a:1"},)),
+        "pool sql: the names lorafleet-sidecar of a container or volume are those of what is put in: "
+        "give yours others",
+    ),
+    "volumes of our names": (
+        deployment(*GOOD, volumes=("lorafleet", "lorafleet-memory", "lorafleet-tls")),
+        "pool sql: the names lorafleet-memory, lorafleet-tls of a container or volume are those of "
+        "what is put in: give yours others",
     ),
     "a container that is not there": (
         deployment(*GOOD, notes={"lorafleet.dev/engine-container": "main"}),

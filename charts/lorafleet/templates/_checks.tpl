@@ -16,6 +16,14 @@
 {{- fail (printf "tls.engineNamespaces has %s, which is not in namespaces: the operator does not serve it" .) }}
 {{- end }}
 {{- end }}
+{{- /* Whoever serves the whole cluster may look at it. Without a cluster (helm template) there is nothing to see. */}}
+{{- if and (not .Values.namespaces) (lookup "v1" "Namespace" "" "default") }}
+{{- range without $namespaces .Release.Namespace }}
+{{- if not (lookup "v1" "Namespace" "" .) }}
+{{- fail (printf "tls.engineNamespaces has %s, and the cluster has no such namespace: create it first, for the engines' certificates go there" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if eq $tls.mode "certManager" }}
 {{- if not $tls.certManager.issuerRef.name }}
 {{- fail "tls.mode is certManager and tls.certManager.issuerRef.name is empty: name the issuer that signs" }}
@@ -32,6 +40,9 @@
 {{- end }}
 {{- end }}
 {{- with .Values.push }}
+{{- if and .enabled (not (regexMatch "^[a-z][-a-z0-9]*$" $.Release.Name)) }}
+{{- fail (printf "push.enabled is true and the release is called %s, but a Service cannot be called %s-push: take a release name of letters, digits and dashes that begins with a letter" $.Release.Name $.Release.Name) }}
+{{- end }}
 {{- if and .enabled (gt (int $.Values.replicas) 1) }}
 {{- fail (printf "push.enabled is true and replicas is %d: pushes are kept by one replica; set replicas to 1" (int $.Values.replicas)) }}
 {{- end }}

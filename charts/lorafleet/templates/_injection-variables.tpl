@@ -66,6 +66,12 @@
     || !has(variables.engine.command) && variables.engine.?image.orValue('').matches('/vllm-openai([-_:@]|$)'))
 - name: hasLora
   expression: variables.text.matches('--enable[-_]lora')
+# Names of ours that the pod has given to something else: with two of one name it could not be made.
+- name: taken
+  expression: >-
+    (variables.pod.spec.?initContainers.orValue([]) + variables.containers).map(c, c.name).filter(n, n == 'lorafleet-sidecar')
+    + variables.pod.spec.?volumes.orValue([]).map(v, v.name)
+    .filter(n, n in ['lorafleet-memory', 'lorafleet-tls', 'lorafleet-api-key'])
 - name: arenaText
   expression: >-
     variables.notes[?'lorafleet.dev/arena'].orValue(

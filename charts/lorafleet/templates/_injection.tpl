@@ -45,7 +45,7 @@ Strings that begin with "cel:" stand for what the policy computes from the pod; 
 {{- end }}
 {{- $settings = merge (deepCopy $injection.settings) $settings -}}
 name: lorafleet-sidecar
-image: {{ include "lorafleet.sidecarImage" .root }}
+image: {{ include "lorafleet.sidecarImage" .root | quote }}
 imagePullPolicy: {{ $injection.image.pullPolicy }}
 # A native sidecar: it is there before vLLM starts and until vLLM has ended.
 restartPolicy: Always
@@ -99,7 +99,7 @@ volumeMounts:
   emptyDir: {medium: Memory, sizeLimit: {{ .sizeLimit | quote }}}
 {{- if include "lorafleet.sidecarTls" .root }}
 - name: lorafleet-tls
-  secret: {secretName: {{ .root.Values.tls.sidecarSecret }}}
+  secret: {secretName: {{ .root.Values.tls.sidecarSecret | quote }}}
 {{- end }}
 {{- end }}
 

@@ -1,14 +1,21 @@
+{{- /* Names and namespaces are quoted wherever they stand: to YAML 2024, 1e3 and null are none. */ -}}
+
+{{- /* A text as a label may have it: versions may hold a +. */ -}}
+{{- define "lorafleet.label" -}}
+{{ . | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." | quote }}
+{{- end }}
+
 {{- define "lorafleet.labels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/version: {{ include "lorafleet.label" .Chart.AppVersion }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ include "lorafleet.label" (printf "%s-%s" .Chart.Name .Chart.Version) }}
 {{- end }}
 
 {{- define "lorafleet.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "lorafleet.account" -}}
@@ -116,6 +123,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [list, create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ range $shard := until (int .Values.shards) }}{{ $.Release.Name }}-{{ $shard }}, {{ end }}]
+  resourceNames: [{{ range $shard := until (int .Values.shards) }}{{ printf "%s-%d" $.Release.Name $shard | quote }}, {{ end }}]
   verbs: [update]
 {{- end }}

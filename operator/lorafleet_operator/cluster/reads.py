@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kubernetes.aio import client, config
+from kubernetes.aio.config import kube_config
 from lorafleet.errors import AccessDenied, SourceUnavailable
 
 from lorafleet_operator.api import names
@@ -152,6 +154,12 @@ async def find_cluster() -> None:
 
 async def _load() -> None:
     """Read KUBECONFIG. Raises NoCluster."""
+    listed = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    if not _one_exists(listed):
+        # The client would write a line of its own, and then miss what no file has.
+        raise NoCluster(
+            f"no cluster in a service account or in KUBECONFIG: {listed!r} does not exist"
+        )
     try:
         await config.load_kube_config()
     except config.ConfigException as error:
@@ -161,6 +169,10 @@ async def _load() -> None:
         # The client reads what the file holds without looking: any error may come of any content.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise BrokenConfig(f"KUBECONFIG cannot be read: {text}"[:500]) from None
+
+
+def _one_exists(files: str) -> bool:
+    return any(Path(file).expanduser().exists() for file in files.split(os.pathsep) if file)
 
 
 async def connect() -> client.ApiClient:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lorafleet.arguments import Parser, whole
 from lorafleet.errors import InvalidAdapter, LorafleetError, NameTaken
 
 from lorafleet_operator.api.names import served_name_problem
@@ -20,7 +21,7 @@ from lorafleet_operator.inspection.examine import UNCHECKED, examine
 from lorafleet_operator.inspection.model_config import UnknownModel
 from lorafleet_operator.inspection.offline_profile import DTYPES, offline_profile
 from lorafleet_operator.inspection.profile_file import profile_text, read_profile
-from lorafleet_operator.inspection.report import Report, as_text, merged_json
+from lorafleet_operator.inspection.report import NO_ENGINE, Report, as_text, merged_json
 from lorafleet_operator.inspection.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lorafleet", description=__doc__)
+    parser = Parser(prog="lorafleet", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     inspect = verbs.add_parser("inspect", help="what is in an adapter and which engines take it")
@@ -96,10 +97,10 @@ def _add_engine_options(verb: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", *DTYPES), default="auto", help="auto is the config's own"
     )
     verb.add_argument("--max-lora-rank", type=int, default=16, metavar="N")
-    verb.add_argument("--max-loras", type=int, default=1, metavar="N")
-    verb.add_argument("--max-cpu-loras", type=int, metavar="N")
+    verb.add_argument("--max-loras", type=whole(1), default=1, metavar="N")
+    verb.add_argument("--max-cpu-loras", type=whole(1), metavar="N")
     verb.add_argument(
-        "--tensor-parallel", "--tensor-parallel-size", type=int, default=1, metavar="N"
+        "--tensor-parallel", "--tensor-parallel-size", type=whole(1), default=1, metavar="N"
     )
     verb.add_argument("--expert-parallel", "--enable-expert-parallel", action="store_true")
     verb.add_argument(
@@ -124,7 +125,7 @@ async def _examine_all(options: argparse.Namespace) -> dict[str, Report]:
     adapter = name or Path(address).name or address
     reports: dict[str, Report] = {}
     for file in options.profile or [None]:
-        label = str(file) if file else "not given"
+        label = str(file) if file else NO_ENGINE
         try:
             profile = read_profile(file) if file else UNCHECKED
             if name is not None:

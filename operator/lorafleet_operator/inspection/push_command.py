@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.arguments import whole
 from lorafleet.push import Fleet
 from lorafleet.push.connection import PROJECTED_TOKEN
 
@@ -31,7 +32,9 @@ def add_verb(verbs: Any) -> argparse.ArgumentParser:
     verb.add_argument(
         "--ca", type=Path, metavar="FILE", help="what signed the service's certificate"
     )
-    verb.add_argument("--step", type=int, default=0, metavar="N", help="the trainer's own count")
+    verb.add_argument(
+        "--step", type=whole(0), default=0, metavar="N", help="the trainer's own count"
+    )
     verb.add_argument("--base-model", default="", metavar="NAME", help="to make the adapter with")
     verb.add_argument("--pool", default="", metavar="NAME", help="to make the adapter with")
     verb.add_argument("--wait", action="store_true", help="until every engine serves it")

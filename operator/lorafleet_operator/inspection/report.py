@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR = 1000
 """Characters of a refusal's line."""
+NO_ENGINE = "not given"
+"""Label of the report of an adapter that no engine's profile was held against."""
 IDENTITY = "AdapterIsIdentity"
 """The warning that an adapter changes nothing; the condition of that name in a cluster."""
 
@@ -98,7 +100,8 @@ def as_text(adapter: str, reports: Mapping[str, Report]) -> str:
     told = told or next(iter(reports.values()))
     lines = [f"adapter   {shown(adapter)}", *_contents(told.contents)]
     for label, report in reports.items():
-        lines.append(f"engine    {label}: {_verdict(report)}")
+        nobody = label == NO_ENGINE and not report.loads  # the adapter is wrong for any engine
+        lines.append(_verdict(report) if nobody else f"engine    {label}: {_verdict(report)}")
     lines += [f"rewrite   {line}" for line in told.normalized]
     lines += [f"warning   {_EXPLAINED.get(line, line)}" for line in told.warnings]
     if told.modules:

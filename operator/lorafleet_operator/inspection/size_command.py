@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lorafleet.arguments import whole
 from lorafleet.peft_config import AdapterConfig
 
 from lorafleet_operator.inspection.size import adapter_size, expected_header, slot_bytes
@@ -30,13 +31,13 @@ def add_verb(verbs: Any, add_engine_options: Callable[[argparse.ArgumentParser],
     )  # fmt: skip
     size.add_argument(
         "--adapters",
-        type=int,
+        type=whole(1),
         default=1,
         metavar="N",
         help="how many of each --config an engine has",
     )
     size.add_argument(
-        "--history", type=int, default=2, metavar="N",
+        "--history", type=whole(0), default=2, metavar="N",
         help="earlier revisions that stay staged for a rollback (spec.revisionHistoryLimit)",
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from lorafleet.arguments import Parser, whole
+
 from lorafleet_operator.kubectl.rollback import SOURCE
 
 CLUSTER_FLAGS: Final = (
@@ -24,7 +26,7 @@ _EPILOG: Final = "Exit status: 0 all is well, 1 an error or not Ready, 2 wrong a
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    found = argparse.ArgumentParser(
+    found = Parser(
         prog="kubectl lora",
         description="Ask about LoRA adapters of a cluster.",
         epilog=_EPILOG,
@@ -46,11 +48,11 @@ def parser() -> argparse.ArgumentParser:
         "--interval", metavar="TIME", type=_seconds, default=2.0, help="between looks; default 2s"
     )
     top.add_argument(
-        "--adapters", metavar="N", type=_count, default=20, help="how many; default 20"
+        "--adapters", metavar="N", type=whole(1, 65535), default=20, help="how many; default 20"
     )
     top.add_argument("--no-live", action="store_true", help="ask no sidecar: statuses only")
     top.add_argument(
-        "--metrics-port", metavar="PORT", type=_count, default=9464, help="of the sidecars"
+        "--metrics-port", metavar="PORT", type=whole(1, 65535), default=9464, help="of the sidecars"
     )
 
     ls = verb("ls", "the adapters of a namespace")
@@ -86,10 +88,11 @@ def parser() -> argparse.ArgumentParser:
     _output(push, "json", "yaml", "name")
     _name(push)
     push.add_argument("folder", metavar="DIR", help="with adapter_model.safetensors and its config")
-    push.add_argument(
+    who = push.add_mutually_exclusive_group()
+    who.add_argument(
         "--service-account", metavar="NAME", default="", help="of the namespace, to push as"
     )
-    push.add_argument("--token-file", metavar="FILE", default="", help="a token to push with")
+    who.add_argument("--token-file", metavar="FILE", default="", help="a token to push with")
     push.add_argument(
         "--audience", default="lorafleet", help="of the account's token; default %(default)s"
     )
@@ -109,7 +112,9 @@ def parser() -> argparse.ArgumentParser:
     push.add_argument(
         "--ca-file", metavar="FILE", default="", help="what signed the service's certificate"
     )
-    push.add_argument("--step", metavar="N", type=int, default=0, help="the trainer's own count")
+    push.add_argument(
+        "--step", metavar="N", type=whole(0), default=0, help="the trainer's own count"
+    )
     push.add_argument("--base-model", metavar="NAME", default="", help="of a new adapter")
     push.add_argument("--pool", default="", help="of a new adapter: NAME or NAMESPACE/NAME")
     push.add_argument("--wait", action="store_true", help="until its engines serve it")
@@ -181,11 +186,4 @@ def _seconds(text: str) -> float:
         found = 0.0
     if not 0 < found < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no time above 0, such as 90s or 5m")
-    return found
-
-
-def _count(text: str) -> int:
-    found = int(text)
-    if not 0 < found < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 65535")
     return found

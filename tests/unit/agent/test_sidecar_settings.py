@@ -40,8 +40,15 @@ def test_quantities_have_units(text: str, value: int) -> None:
         ({**REQUIRED, "LORAFLEET_ARENA_BYTES": "-1"}, "LORAFLEET_ARENA_BYTES='-1'"),
         ({**REQUIRED, "LORAFLEET_LISTEN": "here"}, "LORAFLEET_LISTEN='here'"),
         ({**REQUIRED, "LORAFLEET_LISTEN": "0.0.0.0:1"}, "LORAFLEET_TLS_DIR is not set"),
-        ({**REQUIRED, "LORAFLEET_RECEIVERS": "x"}, "LORAFLEET_RECEIVERS='x'"),
+        (
+            {**REQUIRED, "LORAFLEET_RECEIVERS": "x"},
+            "LORAFLEET_RECEIVERS='x': expected a whole number",
+        ),
         ({**REQUIRED, "LORAFLEET_REFRESH_SECONDS": "0"}, "LORAFLEET_REFRESH_SECONDS='0'"),
+        (
+            {**REQUIRED, "LORAFLEET_STALL_SECONDS": "x"},
+            "LORAFLEET_STALL_SECONDS='x': expected seconds",
+        ),
         ({**REQUIRED, "LORAFLEET_ALLOW_INSECURE": "maybe"}, "LORAFLEET_ALLOW_INSECURE='maybe'"),
     ],
 )

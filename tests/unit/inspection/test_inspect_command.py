@@ -241,3 +241,11 @@ def test_the_sidecars_profile_is_taken_too(
     found = json.loads(DENSE.read_text()) | {"plugin_version": "0.1.0", "api_servers": 2}
     (tmp_path / "live.json").write_text(json.dumps(found))
     assert run(capsys, "inspect", PLAIN, "--profile", tmp_path / "live.json").status == 0
+
+
+def test_what_is_wrong_for_any_engine_is_refused_by_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(capsys, "inspect", tmp_path / "none")
+    where = f"{tmp_path}/none"
+    assert found.out == (f"adapter   {where}\nrefused (SourceNotFound): {where} does not exist\n")

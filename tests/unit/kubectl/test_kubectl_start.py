@@ -22,7 +22,7 @@ def test_all_verbs_but_why_and_push_need_nothing_but_the_standard_library() -> N
     run = subprocess.run(
         [sys.executable, "-c", CODE, *VERBS], capture_output=True, text=True, check=True
     )
-    ours = {"lorafleet_operator"}
+    ours = {"lorafleet_operator", "lorafleet"}
     # What the environment itself brings in before any of our code.
     bare = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     added = set(json.loads(run.stdout)) - set(json.loads(bare.stdout)) - ours

@@ -176,12 +176,21 @@ def test_a_manifest_that_cannot_be_planned_is_refused_with_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_file_that_is_not_there_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", str(tmp_path / "none")]) == 1
+    line = f"lorafleet-operator: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err == line
+
+
 def test_run_names_a_setting_that_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LORAFLEET_CHUNK_BYTES", "many")
     assert main(["run"]) == 2
-    assert "LORAFLEET_CHUNK_BYTES='many'" in capsys.readouterr().err
+    line = "LORAFLEET_CHUNK_BYTES='many': expected a whole number from 65536 to 16777216"
+    assert capsys.readouterr().err == f"lorafleet-operator: {line}\n"
 
 
 def test_run_without_a_cluster_ends_with_one_line(
@@ -190,6 +199,7 @@ def test_run_without_a_cluster_ends_with_one_line(
     """Rather than a traceback a minute, for ever."""
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     assert main(["run"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lorafleet-operator: no cluster in a service account or in KUBECONFIG: ")
-    assert said.count("\n") == 1
+    assert capsys.readouterr().err == (
+        "lorafleet-operator: no cluster in a service account or in KUBECONFIG: "
+        f"'{tmp_path}/none' does not exist\n"
+    )

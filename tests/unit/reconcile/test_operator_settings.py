@@ -34,9 +34,11 @@ def test_values_come_from_the_environment_and_empty_ones_count_as_not_given() ->
     ("name", "value", "text"),
     [
         ("RESYNC_SECONDS", "0", "expected seconds above 0"),
-        ("CHUNK_BYTES", "1", "expected a number from"),
+        ("RESYNC_SECONDS", "soon", "expected seconds above 0"),
+        ("TRANSFERS", "-1", "expected a whole number from 1 to 64"),
+        ("CHUNK_BYTES", "1", "expected a whole number from"),
         ("LISTEN", "9465", "expected host:port"),
-        ("SHARDS", "0", "expected a number from 1 to 64"),
+        ("SHARDS", "0", "expected a whole number from 1 to 64"),
         ("LEASE_NAME", "Our operator", "expected at most 60 lower-case letters"),
         ("LOG_LEVEL", "loud", "expected DEBUG"),
         ("TLS_SERVER_NAME", "{fleet}.engines", "fleet"),

@@ -1,0 +1,53 @@
+"""What is wrong with a command line is one line, at every program and each of its verbs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lorafleet_operator import cli as operator
+from lorafleet_operator.inspection import cli as inspection
+from lorafleet_operator.kubectl import arguments as kubectl
+from lorafleet_sidecar import cli as sidecar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def parsed(words: Sequence[str]) -> object:
+    return kubectl.parser().parse_args(words)
+
+
+PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
+    "lorafleet": inspection.main,
+    "lorafleet-operator": operator.main,
+    "lorafleet-sidecar": sidecar.main,
+    "kubectl lora": parsed,
+}
+SIZE = "size . --base-model b"
+WRONG = [
+    ("lorafleet", "", "the following arguments are required: VERB"),
+    ("lorafleet", "profile .", "the following arguments are required: --base-model"),
+    ("lorafleet", f"{SIZE} --adapters 0", "argument --adapters: '0' is no whole number, 1 or more"),
+    ("lorafleet", f"{SIZE} --history x", "argument --history: 'x' is no whole number, 0 or more"),
+    ("lorafleet", f"{SIZE} --max-loras -1", "argument --max-loras: '-1' is no whole number, 1 or more"),
+    ("lorafleet", "push a d --address x:1 --step -1", "argument --step: '-1' is no whole number, 0 or more"),
+    ("lorafleet-operator", "", "the following arguments are required: VERB"),
+    ("lorafleet-operator", "plan", "the following arguments are required: -f"),
+    ("lorafleet-sidecar", "profile -o xml", "argument -o/--output: invalid choice: 'xml' (choose from 'text', 'json')"),
+    ("kubectl lora", "ls -o csv", "argument -o/--output: invalid choice: 'csv' (choose from 'text', 'json', 'yaml', 'name', 'wide')"),
+    ("kubectl lora", "top --adapters many", "argument --adapters: 'many' is no whole number, 1 to 65535"),
+    ("kubectl lora", "push sql d --step 1.5", "argument --step: '1.5' is no whole number, 0 or more"),
+    ("kubectl lora", "push sql d --service-account a --token-file f", "argument --token-file: not allowed with argument --service-account"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "words", "line"), WRONG)
+def test_wrong_arguments_are_one_line_and_status_2(
+    program: str, words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        PROGRAMS[program](words.split())
+    assert ended.value.code == 2
+    who = " ".join([program, *words.split()[:1]])
+    assert capsys.readouterr().err == f"{who}: {line}; see {who} --help\n"
