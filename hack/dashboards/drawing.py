@@ -94,7 +94,15 @@ def _one(
     if panel.kind == "stat":
         _numbers(box, panel, found)
     elif not any(found):
-        box.text(0.5, 0.45, "No data", ha="center", va="center", color=_FAINT, fontsize=10)
+        box.text(
+            0.5,
+            0.45,
+            panel.nothing or "No data",
+            ha="center",
+            va="center",
+            color=_FAINT,
+            fontsize=10,
+        )
     elif panel.kind == "table":
         _table(box, panel, found[0])
     else:

@@ -191,6 +191,7 @@ _HOST = Row(
             ),
             unit="bytes",
             thresholds=((1 << 20, "orange"),),
+            nothing="Known after the first 8 loads of an engine",
         ),
     ),
 )

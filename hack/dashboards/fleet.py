@@ -24,6 +24,8 @@ from dashboards.panels import (
 _O = "lorafleet_operator"
 _E = "lorafleet_engine"
 _S = "lorafleet_sidecar"
+_NO_TENANTS = "No pool has spec.tenants"
+_NO_PUSHES = "Nobody has pushed"
 
 _NOW = Row(
     "Now",
@@ -93,6 +95,7 @@ _WHERE = Row(
             "namespace",
             "name",
             "reason",
+            nothing="Every adapter is Ready",
         ),
         graph(
             "Engines that adapters lack",
@@ -113,6 +116,7 @@ _WHERE = Row(
                 "{{type}} {{status}}",
             ),
             width=12,
+            nothing="All are True",
         ),
     ),
 )
@@ -133,6 +137,7 @@ _TENANTS = Row(
             "Top tenants by adapters",
             "Tenants of the pools' spec.tenants by how many of their adapters have engines.",
             Query(f"topk(10, {_O}_tenant_adapters{{{POOLS}}})", "{{name}}: {{tenant}}"),
+            nothing=_NO_TENANTS,
         ),
         graph(
             "Share of the staged quota",
@@ -143,6 +148,7 @@ _TENANTS = Row(
             ),
             unit="percentunit",
             thresholds=((0.8, "orange"), (1, "red")),
+            nothing="No tenant has a quota of staged bytes",
         ),
         graph(
             "Kept and guaranteed bytes",
@@ -151,12 +157,14 @@ _TENANTS = Row(
             Query(f"{_O}_tenant_guaranteed_bytes{{{POOLS}}}", "{{tenant}} guaranteed"),
             unit="bytes",
             width=12,
+            nothing=_NO_TENANTS,
         ),
         graph(
             "Loads that wait for a rate",
             "1 for a tenant whose loads wait for its loadsPerMinute.",
             Query(f"{_O}_tenant_throttled{{{POOLS}}}", "{{name}}: {{tenant}}"),
             width=12,
+            nothing=_NO_TENANTS,
         ),
     ),
 )
@@ -202,6 +210,7 @@ _REQUESTS = Row(
             "Revisions given up",
             "Rollbacks by reason, since the operator's start.",
             Query(f"sum by (reason) ({_O}_rollbacks_total)", "{{reason}}"),
+            nothing="None was given up",
         ),
     ),
 )
@@ -260,18 +269,21 @@ _TRANSFERS = Row(
             ),
             Query(f"sum(rate({_O}_pushes_refused_total[$__rate_interval]))", "refused"),
             unit="ops",
+            nothing=_NO_PUSHES,
         ),
         graph(
             "Bytes pushed",
             "Tensors that trainers sent; what the operator had is not sent.",
             Query(f"sum(rate({_O}_pushed_bytes_total[$__rate_interval]))", "received"),
             unit="Bps",
+            nothing=_NO_PUSHES,
         ),
         graph(
             "Spool",
             "Pushed tensors on the operator's disk.",
             Query(f"sum({_O}_spool_bytes)", "bytes"),
             unit="bytes",
+            nothing=_NO_PUSHES,
         ),
     ),
 )
@@ -323,6 +335,7 @@ _OPERATOR = Row(
                 "{{verb}} {{code}}",
             ),
             unit="reqps",
+            nothing="None",
         ),
         graph(
             "Passes that failed",
@@ -332,6 +345,7 @@ _OPERATOR = Row(
                 "{{reason}}",
             ),
             unit="ops",
+            nothing="None",
         ),
         graph(
             "Leases",

@@ -121,6 +121,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "custom": _custom(panel),
         "links": _data_links(panel),
     }
+    if panel.nothing:
+        defaults["noValue"] = panel.nothing
     return {
         "type": panel.kind,
         "title": panel.title,

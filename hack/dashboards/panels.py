@@ -30,6 +30,8 @@ class Panel:
     stacked: bool = False
     columns: tuple[str, ...] = ()
     """Labels that a table shows, the value last."""
+    nothing: str = ""
+    """What stands in a panel that is empty where all is well, in place of "No data"."""
 
 
 @dataclass(frozen=True)

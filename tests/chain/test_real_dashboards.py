@@ -213,6 +213,8 @@ def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
     fleet_shown = watch.shown(FLEET)
     memory_shown = watch.shown(ENGINE_MEMORY)
     assert empty(fleet_shown) <= ONLY_WITH_A_FAULT
+    explained = {panel.title for panel in FLEET.panels if panel.nothing}
+    assert explained >= ONLY_WITH_A_FAULT, "an empty panel says that all is well"
     assert empty(memory_shown) == set()
 
     (slots,) = watch.now(FLEET, "GPU slots in use")

@@ -156,6 +156,17 @@ def test_grafana_gets_what_it_imports(board: Dashboard) -> None:
             assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
+def test_a_panel_that_is_empty_where_all_is_well_says_so() -> None:
+    found = json.loads((written.FOLDER / "fleet.json").read_text())
+    said = {
+        p["title"]: p.get("fieldConfig", {}).get("defaults", {}).get("noValue")
+        for p in found["panels"]
+    }
+    assert said["Failing adapters"] == "Every adapter is Ready"
+    assert said["Loads that wait for a rate"] == "No pool has spec.tenants"
+    assert said["Adapters by tier"] is None, "there, no data is a fault"
+
+
 def test_an_adapter_that_is_shown_leads_to_itself() -> None:
     found = json.loads((written.FOLDER / "fleet.json").read_text())
     shown = {
