@@ -17,6 +17,9 @@ from demo.screen import step
 from demo.story import Story
 
 RUN = prepare.CACHE / "run"
+INTRODUCTION = """
+The demo of lorafleet: one vLLM with room for two LoRA adapters serves three, and a second revision of one.
+All of it runs on this machine's loopback and ends with the demo. docs/demo.md tells what to look at."""
 
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:
@@ -32,6 +35,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     shutil.rmtree(RUN, ignore_errors=True)
+    print(INTRODUCTION)
     started = time.monotonic()
     try:
         with LocalStack(RUN) as stack, start(stack) as fleet:
@@ -49,6 +53,7 @@ def main() -> int:
         print(f"the demo failed: {line}{logs}", file=sys.stderr)
         return 1
     print(f"\nDone in {time.monotonic() - started:.0f} s; everything that ran is ended.")
+    print("Next: docs/install.md for a cluster of yours, docs/concepts.md for the words.")
     return 0
 
 

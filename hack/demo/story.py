@@ -61,7 +61,9 @@ class Story:
 
     def first_two(self) -> None:
         """Two adapters fill the two slots."""
-        chapter("Two adapters: kubectl apply -f pirate.yaml -f json.yaml")
+        chapter(
+            "Two adapters: kubectl apply -f pirate.yaml -f json.yaml (charts/lorafleet/examples)"
+        )
         for name in ADAPTERS[:2]:
             self._upload(name, f"{name}/v1")
             self._apply(name)

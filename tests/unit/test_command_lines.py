@@ -31,6 +31,8 @@ WRONG = [
     ("lorafleet", f"{SIZE} --adapters 0", "argument --adapters: '0' is no whole number, 1 or more"),
     ("lorafleet", f"{SIZE} --history x", "argument --history: 'x' is no whole number, 0 or more"),
     ("lorafleet", f"{SIZE} --max-loras -1", "argument --max-loras: '-1' is no whole number, 1 or more"),
+    ("lorafleet", "profile . --base-model b --flag fully_shared", "argument --flag: invalid choice: 'fully_shared' (choose from "
+     "'enable_mixed_moe_lora_format', 'enable_moe_shared_loras', 'fully_sharded_loras', 'enable_tower_connector_lora')"),
     ("lorafleet", "push a d --address x:1 --step -1", "argument --step: '-1' is no whole number, 0 or more"),
     ("lorafleet-operator", "", "the following arguments are required: VERB"),
     ("lorafleet-operator", "plan", "the following arguments are required: -f"),

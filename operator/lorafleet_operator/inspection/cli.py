@@ -19,7 +19,7 @@ from lorafleet_operator.inspection import push_command, size_command
 from lorafleet_operator.inspection.addresses import open_address, without_secrets
 from lorafleet_operator.inspection.examine import UNCHECKED, examine
 from lorafleet_operator.inspection.model_config import UnknownModel
-from lorafleet_operator.inspection.offline_profile import DTYPES, offline_profile
+from lorafleet_operator.inspection.offline_profile import DTYPES, FLAGS, offline_profile
 from lorafleet_operator.inspection.profile_file import profile_text, read_profile
 from lorafleet_operator.inspection.report import NO_ENGINE, Report, as_text, merged_json
 from lorafleet_operator.inspection.schemes import SCHEMES
@@ -100,12 +100,12 @@ def _add_engine_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--max-loras", type=whole(1), default=1, metavar="N")
     verb.add_argument("--max-cpu-loras", type=whole(1), metavar="N")
     verb.add_argument(
-        "--tensor-parallel", "--tensor-parallel-size", type=whole(1), default=1, metavar="N"
+        "--tensor-parallel", "--tensor-parallel-size", type=int, default=1, metavar="N"
     )
     verb.add_argument("--expert-parallel", "--enable-expert-parallel", action="store_true")
     verb.add_argument(
-        "--flag", action="append", default=[], metavar="NAME",
-        help="flag of vLLM's LoRA configuration that is on, such as enable_mixed_moe_lora_format",
+        "--flag", action="append", default=[], choices=FLAGS, metavar="NAME",
+        help="flag of vLLM's LoRA configuration that is on: " + ", ".join(FLAGS),
     )  # fmt: skip
 
 

@@ -22,6 +22,14 @@ VLLM_VERSION = "0.32.0"
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 
+FLAGS = (
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+    "fully_sharded_loras",
+    "enable_tower_connector_lora",
+)
+"""Flags of vLLM's LoRA configuration that a profile tells: those that the plugin looks at."""
+
 DTYPES = ("bfloat16", "float16", "float32")
 _MAX_CONFIG_BYTES = 1 << 20
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from format_cases import profile
 from inspection_command import COMMON, QWEN3, QWEN3_MOE, model, run
 from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
 from lorafleet_operator.inspection.model_config import ARCHITECTURES, ModelConfig
+from lorafleet_operator.inspection.offline_profile import FLAGS as OFFLINE_FLAGS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+REPOSITORY = Path(__file__).resolve().parents[3]
 FLAGS = "--max-lora-rank 8 --dtype bfloat16 --max-loras 2 --max-cpu-loras 3 -o json"
 LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, **COMMON}
 
@@ -64,6 +66,13 @@ def test_flags_and_defaults_are_those_of_vllm(
         "expert_parallel": True,
         "flags": ["fully_sharded_loras"],
     }
+
+
+def test_the_flags_are_those_that_the_plugin_tells_of() -> None:
+    """Read from its text: to import it takes vLLM."""
+    text = (REPOSITORY / "engine_sidecar" / "lorafleet_vllm" / "worker_profile.py").read_text()
+    (known,) = re.findall(r"(?s)^_FLAGS = (\(.*?\))$", text, flags=re.MULTILINE)
+    assert ast.literal_eval(known) == OFFLINE_FLAGS
 
 
 def test_a_dense_model_without_head_dim_divides_its_hidden_size() -> None:
