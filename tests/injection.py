@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from helm import CHART, given, helm
 from kube_rest import Refused
+from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,12 @@ MANIFESTS = Path(__file__).with_name("vllm_manifests")
 POOL = "lorafleet.dev/engine-pool"
 SIDECAR = "lorafleet-sidecar"
 POLICIES = ("injection", "injection-checks")
+_PROBE = {
+    "metadata": {"generateName": "probe-", "labels": {POOL: "probe"}},
+    "spec": {
+        "containers": [{"name": "vllm", "image": "x/vllm-openai:1", "args": ["--enable-lora"]}]
+    },
+}
 _GROUP = "/apis/admissionregistration.k8s.io/v1"
 _PLURALS = {
     "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
@@ -69,11 +76,13 @@ def installed(kube: KubeRest, *values: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def another_release(kube: KubeRest, namespace: str, *values: str) -> Iterator[None]:
-    """Let those of a second release hold in the whole cluster; `namespace` is served by no other."""
-    with _there(kube, _policies(*values, release="other")):
-        _wait(kube, namespace)
+def another_release(kube: KubeRest, shared: str, own: str, *values: str) -> Iterator[None]:
+    """Let the policies of a second release hold too, in a namespace of the first and one of its own."""
+    names = f'namespaces:=["{shared}","{own}"]'
+    with _there(kube, _policies(names, *values, release="other")):
+        _wait(kube, own)
         yield
+    eventually(lambda: "initContainers" not in create(kube, own, _PROBE)[0]["spec"])
 
 
 def _policies(*values: str, release: str = "inj") -> list[tuple[str, Json]]:
@@ -97,11 +106,9 @@ def _there(kube: KubeRest, made: list[tuple[str, Json]]) -> Iterator[None]:
 
 def _wait(kube: KubeRest, namespace: str) -> None:
     """The API server takes a moment to know its policies: all of them, the last made one too."""
-    spec = {"containers": [{"name": "vllm", "image": "x/vllm-openai:1", "args": ["--enable-lora"]}]}
-    body = {"metadata": {"generateName": "probe-", "labels": {POOL: "probe"}}, "spec": spec}
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        made, warnings = create(kube, namespace, body)
+        made, warnings = create(kube, namespace, _PROBE)
         if "initContainers" in made["spec"] and warnings:
             return
         time.sleep(0.1)

@@ -5,7 +5,6 @@ What takes long goes on side by side: adapters are trained while the engine star
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from processes import answers
 from demo import prepare
 from demo.cluster import Cluster, established
 from demo.model import BASE_MODEL
-from demo.screen import chapter, step
+from demo.screen import Patience, chapter, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,6 @@ EXAMPLES = REPOSITORY / "charts" / "lorafleet" / "examples"
 NAMESPACE = "demo"
 ENGINE = "smollm2-0"
 ARENA_BYTES = 64 << 20
-_SAY_SECONDS = 15
 SLOTS = 2
 """Both max_loras and max_cpu_loras: a third adapter has to take somebody's place."""
 
@@ -99,13 +97,10 @@ def start(stack: LocalStack) -> Iterator[Fleet]:
 
 def _await_engine(engine: Engine) -> None:
     """Wait until it serves, saying every while that it goes on."""
-    since = told = time.monotonic()
+    patience = Patience("vLLM is starting")
 
     def serving() -> bool:
-        nonlocal told
-        if time.monotonic() - told > _SAY_SECONDS:
-            told = time.monotonic()
-            step(f"vLLM is starting: {told - since:.0f} s so far")
+        patience.wait()
         return answers(f"{engine.url}/health")
 
     engine.process.wait_until(serving, ENGINE_SECONDS, "serving")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from demo import train
-from demo.screen import step
+from demo.screen import Patience, step
 from demo.styles import STYLES
 
 if TYPE_CHECKING:
@@ -73,9 +73,11 @@ def finish_training(training: LocalProcess | None) -> None:
     if training is None:
         return
     told = 0
+    patience = Patience("training")
 
     def done() -> bool:
         nonlocal told
+        patience.wait()
         lines = [
             line for line in training.log.read_text().splitlines() if line.startswith("trained ")
         ]

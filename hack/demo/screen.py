@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STARTED = time.monotonic()
+_SAY_SECONDS = 15
 
 
 def chapter(title: str) -> None:
@@ -19,6 +20,21 @@ def chapter(title: str) -> None:
 def step(text: str) -> None:
     """Say what happens now, or what was seen, with the seconds since the start."""
     print(f"[{time.monotonic() - _STARTED:4.0f} s] {text}", flush=True)
+
+
+class Patience:
+    """Says every while that something goes on, so that nobody takes it for stuck."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._since = self._told = time.monotonic()
+
+    def wait(self) -> None:
+        """Called again and again until it is done."""
+        now = time.monotonic()
+        if now - self._told > _SAY_SECONDS:
+            self._told = now
+            step(f"{self._what}: {now - self._since:.0f} s so far")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -83,12 +83,12 @@ REFUSED = {
     "an arena that is none": (
         deployment(*GOOD, notes={"lorafleet.dev/arena": "2 GB"}),
         WHO + "gets an arena of 2 GB; the annotation lorafleet.dev/arena takes a whole number of "
-        "bytes such as 512Mi or 2Gi, 2Mi at least",
+        "bytes such as 512Mi or 2Gi, 2Mi to 1Pi",
     ),
     "an arena that holds nothing": (
         deployment(*GOOD, notes={"lorafleet.dev/arena": "64Ki"}),
         WHO + "gets an arena of 64Ki; the annotation lorafleet.dev/arena takes a whole number of "
-        "bytes such as 512Mi or 2Gi, 2Mi at least",
+        "bytes such as 512Mi or 2Gi, 2Mi to 1Pi",
     ),
     "nobody knows which container": (
         deployment(
@@ -96,6 +96,16 @@ REFUSED = {
         ),
         "pool sql: which container runs vLLM is not clear: the annotation "
         "lorafleet.dev/engine-container has to name one of vllm, vllm-b",
+    ),
+    "an arena beyond all numbers": (
+        deployment(*GOOD, notes={"lorafleet.dev/arena": "9223372036854775807"}),
+        WHO + "gets an arena of 9223372036854775807; the annotation lorafleet.dev/arena takes a whole "
+        "number of bytes such as 512Mi or 2Gi, 2Mi to 1Pi",
+    ),
+    "a port by its name": (
+        deployment(*GOOD, notes={"lorafleet.dev/engine-port": "http"}),
+        WHO + "is to be asked at port http; the annotation lorafleet.dev/engine-port takes the number "
+        "of a port",
     ),
     "no pool": (
         deployment(*GOOD, pool=""),

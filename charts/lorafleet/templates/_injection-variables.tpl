@@ -80,4 +80,9 @@
   expression: >-
     isQuantity(variables.arenaText) && quantity(variables.arenaText).isInteger()
     && quantity(variables.arenaText).compareTo(quantity('2Mi')) >= 0
+    && quantity(variables.arenaText).compareTo(quantity('1Pi')) <= 0
+- name: portText
+  expression: variables.notes[?'lorafleet.dev/engine-port'].orValue('')
+- name: portIsValid
+  expression: variables.portText == '' || variables.portText.matches('^[1-9][0-9]{0,4}$')
 {{- end }}
