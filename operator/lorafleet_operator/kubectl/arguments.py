@@ -24,7 +24,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600}
 _EPILOG: Final = "Exit status: 0 all is well, 1 an error or not Ready, 2 wrong arguments."
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of all verbs."""
     found = Parser(
         prog="kubectl lora",
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--version", action="store_true", help="print the version")
     verbs = found.add_subparsers(dest="verb", metavar="VERB")
 
-    def verb(name: str, text: str) -> argparse.ArgumentParser:
+    def verb(name: str, text: str) -> Parser:
         return verbs.add_parser(name, parents=[_cluster()], help=text, allow_abbrev=False)
 
     top = verb("top", "engines and the busiest adapters, live")
@@ -135,9 +135,9 @@ def cluster_flags(options: argparse.Namespace) -> list[str]:
     return found
 
 
-def _cluster() -> argparse.ArgumentParser:
+def _cluster() -> Parser:
     # Before the verb or behind it: what is not given at one place must not hide the other.
-    found = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    found = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     group = found.add_argument_group("cluster, as for kubectl")
     group.add_argument("-n", "--namespace", help="default: that of the context")
     for flag, metavar, text in CLUSTER_FLAGS:
