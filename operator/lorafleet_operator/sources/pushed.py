@@ -13,7 +13,7 @@ import asyncio
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +24,10 @@ from lorafleet_operator.sources.base import Buffer, ResolvedAdapter, Segment
 from lorafleet_operator.sources.bounds import checked_object_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from lorafleet.header import SafetensorsHeader
 
 HEADER: Final = "header.json"
 CONFIG: Final = "adapter_config.json"
@@ -138,16 +140,27 @@ class PushedSource:
             data_bytes=header.data_bytes,
             revision=self._revision,
             uri=self.uri,
-            segments=tuple(
-                Segment(t.begin, t.end - t.begin, blobs[place.file], place.offset)
-                for t, place in zip(header.tensors, places, strict=True)
-                if t.end > t.begin
-            ),
+            segments=_segments(header, places, blobs),
             tensor_digests=tuple(place.digest for place in places),
             cut_before=_borders(places, max(blobs.values(), key=PushedBlob.age).name)
             if len(blobs) > 1
             else (),
         )
+
+
+def _segments(
+    header: SafetensorsHeader, places: list[Place], blobs: Mapping[str, PushedBlob]
+) -> tuple[Segment, ...]:
+    """Return where the data lies: tensors that lie one after another are read as one."""
+    found: list[Segment] = []
+    for tensor, place in zip(header.tensors, places, strict=True):
+        new = Segment(tensor.begin, tensor.end - tensor.begin, blobs[place.file], place.offset)
+        last = found[-1] if found else None
+        if last is not None and (last.blob, last.offset + last.length) == (new.blob, new.offset):
+            found[-1] = replace(last, length=last.length + new.length)
+        elif new.length:
+            found.append(new)
+    return tuple(found)
 
 
 def _borders(places: list[Place], newest: str) -> tuple[int, ...]:

@@ -138,14 +138,17 @@ def test_what_is_sent_on_is_cut_where_the_last_push_begins_and_ends(tmp_path: Pa
     there = spool(tmp_path)
     first = tuple(bytes([number]) * 100 for number in range(7))
     newer = tuple(bytes([90 + n]) * 100 if n in (1, 2, 5) else first[n] for n in range(7))
-    cuts = {}
+    cuts, read_at_once = {}, {}
     for tensors in (first, newer, first):
         push(there, "t/a", tensors, set())
         told = revision(tensors)
         content = asyncio.run(source(tmp_path, "t/a", told.revision).resolve())
         assert content.tensor_digests == told.digests
+        assert read(tmp_path, "t/a", told.revision) == b"".join(tensors)
         cuts[tensors] = content.cut_before
+        read_at_once[tensors] = [segment.length for segment in content.segments]
     assert cuts == {first: (), newer: (1, 3, 5, 6)}
+    assert read_at_once == {first: [700], newer: [100, 200, 200, 100, 100]}
 
 
 def test_disk_is_bounded_however_long_little_changes(tmp_path: Path) -> None:
