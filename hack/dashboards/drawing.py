@@ -180,7 +180,8 @@ def _curves(axes: Any, panel: Panel, found: list[list[Series]], span: tuple[floa
             axes.fill_between(at, low, high, color=colour, alpha=0.3, linewidth=0)
             below.update(zip(series.times, high, strict=True))
     highest = max((value for _, each in curves for value in each.values if value > 0), default=0)
-    axes.set_ylim(bottom=0, top=None if highest else 1)
+    # A curve that never moves has no margin of its own.
+    axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.08 * highest) if highest else 1)
     top = axes.get_ylim()[1]
     for least, colour in panel.thresholds:
         if least <= top:

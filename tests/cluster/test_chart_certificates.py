@@ -89,6 +89,20 @@ def test_a_namespace_of_engines_that_is_not_there_is_named_before_anything_is_ma
     release.uninstall()
 
 
+def test_an_authority_that_is_none_is_named_and_what_to_do(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, system: str
+) -> None:
+    body = {"metadata": {"name": "lorafleet-authority"}, "stringData": {"ca.crt": "mine"}}
+    kube.create(f"/api/v1/namespaces/{system}/secrets", body)
+    release = Release(kube, cluster.kubeconfig, system, *PLAIN)
+    with pytest.raises(HelmFailed) as refusal:
+        release.install(f"tls.engineNamespaces={{{namespace}}}")
+    line = (
+        f"Secret {system}/lorafleet-authority has no tls.crt and tls.key of an authority: delete it"
+    )
+    assert line in str(refusal.value)
+
+
 def test_a_fleet_that_was_left_loaded_is_found_by_the_next_install_with_another_authority(
     chain: Chain, cluster: LocalCluster, kube: KubeRest, namespace: str, system: str, tmp_path: Path
 ) -> None:

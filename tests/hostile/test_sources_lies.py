@@ -204,4 +204,6 @@ async def test_nobody_at_the_address_is_one_line(server: LyingServer) -> None:
         unused.bind(("127.0.0.1", 0))
         server.port = unused.getsockname()[1]
         text = await refused(opened(server), SourceUnavailable)
-    assert text.startswith(f"{server.url}/sql: cannot connect (")
+    assert text.startswith(
+        f"{server.url}/sql: cannot connect to {server.url.removeprefix('http://')} ("
+    )

@@ -135,7 +135,9 @@ class Connection:
         except aiohttp.ClientConnectorCertificateError as error:
             problem = f"certificate not trusted ({_one_line(error.certificate_error)})"
         except aiohttp.ClientConnectorError as error:
-            problem = f"cannot connect ({_one_line(error.os_error)})"
+            # A bucket is called by its name: which server that is meant to be is not seen from it.
+            server = f"{url.host}:{url.port}"
+            problem = f"cannot connect to {server} ({_one_line(error.os_error)})"
         except TimeoutError:
             problem = "no answer in time"
         except aiohttp.ClientError as error:
