@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +17,8 @@ from lorafleet_sidecar import cli as sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def parsed(words: Sequence[str]) -> object:
@@ -53,3 +60,26 @@ def test_wrong_arguments_are_one_line_and_status_2(
     assert ended.value.code == 2
     who = " ".join([program, *words.split()[:1]])
     assert capsys.readouterr().err == f"{who}: {line}; see {who} --help\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [
+        ("lorafleet", "lorafleet: numpy is missing: pip install 'lorafleet[operator]'"),
+        ("operator", "lorafleet-operator: kopf is missing: pip install 'lorafleet[operator]'"),
+        ("sidecar", "lorafleet-sidecar: httpx is missing: pip install 'lorafleet[sidecar]'"),
+    ],
+)
+def test_a_program_whose_extra_is_not_installed_says_so(start: str, line: str) -> None:
+    lacking = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'kopf', 'httpx')));"
+    code = f"{lacking} from lorafleet import programs; sys.argv[1:] = ['run']; programs.{start}()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, f"{line}\n")
+
+
+def test_the_installed_programs_start_there() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    starts = [each for each in project["scripts"].values() if each.startswith("lorafleet.")]
+    assert len(starts) == 3
+    for module, _, name in (each.partition(":") for each in starts):
+        assert callable(getattr(importlib.import_module(module), name))
