@@ -38,12 +38,11 @@ def load(engine: Any, lora_int_id: int, adapter: Path, loader: str) -> str:
 
     digest = engine.arena.add(adapter)
     request = ours(engine.arena.volume, lora_int_id, digest, loader)
-    lorafleet_begin(engine.worker, lora_int_id, request.lora_name, request.lora_path)
-    while True:
-        answer = json.loads(lorafleet_progress(engine.worker, lora_int_id))
-        assert answer["error"] == ""
-        if answer["done"]:
-            return digest
+    text = lorafleet_begin(engine.worker, lora_int_id, request.lora_name, request.lora_path)
+    while not (answer := json.loads(text))["done"]:
+        text = lorafleet_progress(engine.worker, lora_int_id)
+    assert answer["error"] == ""
+    return digest
 
 
 def slot_bytes_are_those_of_vllms_buffers(engine: Any, adapter: Path) -> Figures:

@@ -105,11 +105,15 @@ class Load:
         self._ask = probe.llm.collective_rpc
         self._id = request.lora_int_id
         arguments = (request.lora_int_id, request.lora_name, request.lora_path)
-        self._ask("lorafleet_begin", args=arguments)
+        self.done = self._look(self._ask("lorafleet_begin", args=arguments))
 
     def go_on(self) -> bool:
         """Give it a slice of time; returns whether its slot is complete."""
-        answers = [json.loads(text) for text in self._ask("lorafleet_progress", args=(self._id,))]
+        self.done = self.done or self._look(self._ask("lorafleet_progress", args=(self._id,)))
+        return self.done
+
+    def _look(self, texts: list[str]) -> bool:
+        answers = [json.loads(text) for text in texts]
         assert not any(answer["error"] for answer in answers), answers
         self.busy = any(answer["busy"] for answer in answers)
         return all(answer["done"] for answer in answers)

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from lorafleet_vllm.residency import Residency
     from lorafleet_vllm.slots import LayerFill, SlotPlan
 
-SLICE_SECONDS = (
-    0.001  # of the host's time, behind a step; one of decoding keeps the device for 5 ms
-)
-PAUSE_SLICE_SECONDS = 0.004
-"""For one call from outside while there are no steps: a request that comes now waits for it. Each call
-costs the way through the API server, the engine core and every rank, about as much as a slice."""
+SLICE_SECONDS = 0.001
+"""Of the host's time, behind a step: one of decoding keeps the device for 5 ms."""
+PAUSE_SLICE_SECONDS = 0.006
+"""For one call from outside while there are no steps: a request that comes now waits for it. The way of
+a call through the API server, the engine core and every rank takes a millisecond and more."""
 _STEP_SECONDS = 0.02  # steps that are so near to each other leave no pause to work in
 _LONGEST_STEP_SECONDS = 1.0
 _TRASH_AT_A_TIME = 4  # layers: a plan of 48 takes 2 ms
@@ -158,17 +157,25 @@ class Background:
 
     def _go_on(self, *, behind: bool) -> None:
         """Do some of the oldest work; one part of it at least, however long that takes."""
-        residency = self._residency
         until = time.perf_counter() + (SLICE_SECONDS if behind else PAUSE_SLICE_SECONDS)
-        with residency.parts():
-            for lora_int_id in residency.fills.unfinished():
-                if lora_int_id not in residency.manager.lora_index_to_id:
-                    residency.fills.drop(lora_int_id)  # it was pushed out again meanwhile
-                elif not self._fill(lora_int_id, until, gently=behind):
-                    return
+        with self._residency.parts():
+            if not self._fill_slots(until, gently=behind):
+                return
             for lora_int_id in list(self._coming):
                 if not self._build(lora_int_id, until, register=not behind):
                     return
+            if time.perf_counter() < until:
+                self._fill_slots(until, gently=behind)  # of those that were registered just now
+
+    def _fill_slots(self, until: float, *, gently: bool) -> bool:
+        """Go on with the fills, the oldest first; returns whether all of them are enqueued."""
+        residency = self._residency
+        for lora_int_id in residency.fills.unfinished():
+            if lora_int_id not in residency.manager.lora_index_to_id:
+                residency.fills.drop(lora_int_id)  # it was pushed out again meanwhile
+            elif not self._fill(lora_int_id, until, gently=gently):
+                return False
+        return True
 
     def _fill(self, lora_int_id: int, until: float, *, gently: bool) -> bool:
         residency = self._residency

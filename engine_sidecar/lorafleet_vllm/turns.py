@@ -27,9 +27,8 @@ async def bring_in(ask: AskWorkers, request: Any) -> None:
     EngineRejected with the first worker's line; the others may hold the adapter then.
     """
     lora_int_id = request.lora_int_id
-    await ask("lorafleet_begin", lora_int_id, request.lora_name, request.lora_path)
+    answers = await ask("lorafleet_begin", lora_int_id, request.lora_name, request.lora_path)
     while True:
-        answers = await ask("lorafleet_progress", lora_int_id)
         error = next((answer["error"] for answer in answers if answer["error"]), "")
         if error:
             raise EngineRejected(error)
@@ -37,6 +36,7 @@ async def bring_in(ask: AskWorkers, request: Any) -> None:
             return
         if not any(answer["busy"] for answer in answers):
             await asyncio.sleep(_PAUSE_SECONDS)
+        answers = await ask("lorafleet_progress", lora_int_id)
 
 
 async def judge(ask: AskWorkers, request: Any, file: Path) -> tuple[int, str]:

@@ -39,12 +39,11 @@ def lorafleet_profile(worker: Any) -> str:
 
 
 def lorafleet_begin(worker: Any, lora_int_id: int, name: str, path: str) -> str:
-    """Start to bring an adapter in beside the steps; `lorafleet_progress` goes on with it."""
+    """Start to bring an adapter in beside the steps; goes on and answers as `lorafleet_progress` does."""
     residency = residency_of(worker)
-    if residency is None:
-        return json.dumps({"inactive": _reason(worker)})
-    residency.background.begin(LoRARequest(name, lora_int_id, path))
-    return "{}"
+    if residency is not None:
+        residency.background.begin(LoRARequest(name, lora_int_id, path))
+    return lorafleet_progress(worker, lora_int_id)
 
 
 def lorafleet_progress(worker: Any, lora_int_id: int) -> str:
