@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from localstack import Engine
     from lorafleet.push import Fleet
+    from lorafleet.push.background import Pending
 
 RESULTS = Path(__file__).parent / "results" / "push.json"
 MOST_MIB = 256
@@ -154,14 +155,16 @@ def stock(root: Path, training: Training) -> list[Row]:
 
 
 def pushed(root: Path, kubeconfig: Path, training: Training) -> tuple[list[Row], dict[str, float]]:
-    """Return the rows of push_later, and the figures of a push in the foreground."""
+    """Return the rows of push_later, the bytes of it that went on to the engine with a tenth changed
+    over those of the first, and the figures of a push in the foreground."""
     chain = Chain(kubeconfig, root / "chain", f"b-{secrets.token_hex(3)}")
     try:
         engine = chain.engines["ours"] = chain.stack.start_engine(engine_of("ours", training))
         uid = chain.pods.create("ours", engine.address, {"app": "vllm"})
         # Room for what is served, what comes, and one of the history.
         arena = int(3.25 * training.bytes) + (64 << 20)
-        chain.stack.start_sidecar(engine, uid, arena_bytes=arena).wait()
+        sidecar = chain.stack.start_sidecar(engine, uid, arena_bytes=arena)
+        sidecar.wait()
         engine.wait()
         answer(engine, BASE)
         with taking_pushes(chain, root / "disk") as fleet:
@@ -170,12 +173,28 @@ def pushed(root: Path, kubeconfig: Path, training: Training) -> tuple[list[Row],
             eventually(lambda: state() == "True", 60, "the pool has no ready engine")
             place = {"name": "policy", "base_model": BASE, "pool": "pool"}
             push = lambda: fleet.push_later(training.model, **place)  # noqa: E731
-            serve = lambda pending: pending.wait(timeout=600).sent_bytes  # noqa: E731
+            staged = [0.0]
+
+            def serve(pending: Pending) -> int:
+                sent = pending.wait(timeout=600).sent_bytes
+                staged.append(
+                    value_of(sidecar.metrics_url, "lorafleet_sidecar_received_bytes_total")
+                )
+                return sent
+
             name = f"{chain.namespace}/policy"
             rows = timed("lorafleet", training, push, serve, engine, name)
-            return rows, foreground(fleet, training, place)
+            ratio = (staged[2] - staged[1]) / staged[1]
+            print(f"of them to the engine, a tenth changed / first: {ratio:.2f}", flush=True)
+            return rows, {"to_engine": ratio, **foreground(fleet, training, place)}
     finally:
         chain.stop()
+
+
+def value_of(url: str, name: str) -> float:
+    """Return the one sample of that name."""
+    lines = httpx.get(url, timeout=60).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def foreground(fleet: Fleet, training: Training, place: dict[str, str]) -> dict[str, float]:
