@@ -17,8 +17,8 @@ from lorafleet.durable import sync_directory
 from lorafleet.errors import DigestMismatch, TransferInterrupted
 
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.push.shelf import PART, overhead
-from lorafleet_operator.sources.pushed import Place, hex_of
+from lorafleet_operator.push.shelf import overhead
+from lorafleet_operator.sources.pushed import PART, Place, hex_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -19,9 +19,13 @@ from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.sources.pushed import (
     CONFIG,
     HEADER,
+    PART,
     PLACES,
     Place,
+    age,
+    entries,
     hex_of,
+    newest_first,
     packed_places,
     read_places,
 )
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
 
     from lorafleet_operator.push.revision import PushedRevision
 
-PART: Final = ".part"
 FILE_BYTES: Final = 16 << 10
 """What a file costs beside its bytes: ext4 has an inode for each 16 KiB of a disk."""
 _FILES_OF_PUSH: Final = 5  # three of the revision, its tensors, and their index while they come
@@ -58,20 +61,6 @@ def _cost(file: Path) -> int:
     with suppress(FileNotFoundError):
         return file.stat().st_size + FILE_BYTES
     return 0
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """Return the adapter's revisions."""
-    found = [each for each in entries(folder / "revisions") if PART not in each.name]
-    return sorted(found, key=age, reverse=True)
-
-
-def age(revision: Path) -> tuple[int, str]:
-    """Return what orders revisions, older ones first."""
-    try:
-        return revision.stat().st_mtime_ns, revision.name
-    except FileNotFoundError:
-        return 0, revision.name
 
 
 def known(folder: Path, sizes: Mapping[bytes, int]) -> dict[bytes, Place]:
@@ -168,14 +157,6 @@ def changed_at(folder: Path) -> float:
         with suppress(FileNotFoundError):
             found = max(found, each.stat().st_mtime)
     return found
-
-
-def entries(folder: Path) -> list[Path]:
-    """Return what is in a folder, nothing if it is not there."""
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _written(path: Path, content: bytes) -> None:

@@ -17,7 +17,14 @@ from lorafleet.errors import PathNotAllowed, StagingFull
 
 from lorafleet_operator.push import shelf
 from lorafleet_operator.sources.bounds import checked_object_name
-from lorafleet_operator.sources.pushed import Place, adapter_folder, hex_of
+from lorafleet_operator.sources.pushed import (
+    Place,
+    adapter_folder,
+    age,
+    entries,
+    hex_of,
+    newest_first,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -114,7 +121,7 @@ class Spool:
         """Let go of the adapter's revisions beyond the newest few, and of what none of them needs."""
         folder = self.folder(key)
         with self._lock:
-            for old in shelf.newest_first(folder)[self._revisions :]:
+            for old in newest_first(folder)[self._revisions :]:
                 if f"{key}/{old.name}" not in wanted:
                     shutil.rmtree(old, ignore_errors=True)
             shelf.sweep(folder, parts=True)
@@ -175,7 +182,7 @@ class Spool:
         for folder in folders:
             shelf.sweep(folder, parts=folder != for_)
             self._measure(folder)
-        for old in sorted((r for f in folders for r in shelf.newest_first(f)), key=shelf.age):
+        for old in sorted((r for f in folders for r in newest_first(f)), key=age):
             if self._used(root) <= limit:
                 return
             folder = old.parents[1]
@@ -207,8 +214,8 @@ class Spool:
 
     def _adapters(self) -> list[Path]:
         """Return the adapters' folders; a disk has others of its own, such as lost+found."""
-        spaces = filter(_is_named, shelf.entries(self.root))
-        return [each for space in spaces for each in shelf.entries(space) if _is_named(each)]
+        spaces = filter(_is_named, entries(self.root))
+        return [each for space in spaces for each in entries(space) if _is_named(each)]
 
 
 def _is_named(folder: Path) -> bool:

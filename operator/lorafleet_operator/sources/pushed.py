@@ -13,6 +13,7 @@ import asyncio
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 HEADER: Final = "header.json"
 CONFIG: Final = "adapter_config.json"
 PLACES: Final = "places"
+PART: Final = ".part"
+"""In the names of what a push is still bringing."""
 _PLACE: Final = struct.Struct("<32s32sQ")
 _PREFIX: Final = "sha256:"
 
@@ -76,6 +79,28 @@ def read_places(folder: Path) -> list[Place]:
 def packed_places(places: list[Place]) -> bytes:
     """Return the content of a revision's file of places."""
     return b"".join(_PLACE.pack(p.digest, bytes.fromhex(p.file), p.offset) for p in places)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the adapter's revisions."""
+    found = [each for each in entries(folder / "revisions") if PART not in each.name]
+    return sorted(found, key=age, reverse=True)
+
+
+def age(revision: Path) -> tuple[int, str]:
+    """Return what orders revisions, older ones first."""
+    try:
+        return revision.stat().st_mtime_ns, revision.name
+    except FileNotFoundError:
+        return 0, revision.name
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what is in a folder, nothing if it is not there."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @lru_cache(maxsize=1)
@@ -142,10 +167,16 @@ class PushedSource:
             uri=self.uri,
             segments=_segments(header, places, blobs),
             tensor_digests=tuple(place.digest for place in places),
-            cut_before=_borders(places, max(blobs.values(), key=PushedBlob.age).name)
-            if len(blobs) > 1
-            else (),
+            cut_before=_borders(places, self._earlier(folder)),
         )
+
+    def _earlier(self, folder: Path) -> list[Place]:
+        """Return the places of the newest other revision, which engines have if all goes well."""
+        for other in newest_first(self._folder):
+            if other != folder:
+                with suppress(SourceNotFound):
+                    return read_places(other)
+        return []
 
 
 def _segments(
@@ -163,9 +194,11 @@ def _segments(
     return tuple(found)
 
 
-def _borders(places: list[Place], newest: str) -> tuple[int, ...]:
-    """Return where tensors of the last push begin and end: engines have the others, if all goes well."""
-    new = [place.file == newest for place in places]
+def _borders(places: list[Place], earlier: list[Place]) -> tuple[int, ...]:
+    """Return where tensors that have changed begin and end; none between two of other shapes."""
+    if len(earlier) != len(places):
+        return ()
+    new = [now.digest != then.digest for now, then in zip(places, earlier, strict=True)]
     return tuple(index for index in range(1, len(new)) if new[index] != new[index - 1])
 
 
@@ -185,13 +218,6 @@ class PushedBlob:
     def size(self) -> int:
         """Size in bytes."""
         return self._path.stat().st_size
-
-    def age(self) -> int:
-        """Return when it was brought, for comparing; 0 if it is gone."""
-        try:
-            return self._path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return exactly the bytes asked for."""
