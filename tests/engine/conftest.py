@@ -103,12 +103,14 @@ def start_server(
 
     Takes more flags and environment of it; it ends with the test module.
     """
+    # Room for answers that run until a test has looked at them, however long that takes.
+    limits = {**LIMITS, "max_model_len": 1024}
     with ExitStack() as running:
 
         def start(*flags: str, **more: str) -> EngineServer:
             volume = tmp_path_factory.mktemp("served-volume")
             environment = {**ENVIRONMENT, "LORAFLEET_VOLUME": str(volume), **more}
-            server = EngineServer(models / "dense", volume, LIMITS, environment, extra=flags)
+            server = EngineServer(models / "dense", volume, limits, environment, extra=flags)
             return running.enter_context(server)
 
         yield start

@@ -131,7 +131,7 @@ async def test_a_switch_under_load_mixes_no_revisions(
 ) -> None:
     old = server.serve("t/a", digests["a"])
     assert server.complete("t/a", PROMPT) == answers["a"]  # fills the prefix cache
-    long = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    long = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
     reference = server.complete(f"t/a@{digests['a'][7:19]}", **long)
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         running = [
@@ -165,7 +165,7 @@ def test_a_stream_that_the_client_drops_is_no_longer_in_flight(
     server: EngineServer, digests: dict[str, str]
 ) -> None:
     lora_int_id = server.serve("t/a", digests["a"])
-    body = {"model": "t/a", "prompt": PROMPT, "max_tokens": 300, "stream": True, "ignore_eos": True}
+    body = {"model": "t/a", "prompt": PROMPT, "max_tokens": 900, "stream": True, "ignore_eos": True}
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()  # closing it would close the connection
@@ -248,7 +248,7 @@ async def test_vllms_metrics_tell_routers_the_served_names(
     """The LoRA scorer of the Gateway API inference extension looks for the request's `model`."""
     server.load_stock("plain", adapters["b"])
     server.serve("t/a", digests["a"])
-    long = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True}
+    long = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         running = [
             asyncio.create_task(client.post("/v1/completions", json={"model": name, **long}))

@@ -94,7 +94,7 @@ async def test_the_life_of_an_adapter_on_a_real_engine(volume: Path, tmp_path: P
             with pytest.raises(grpc.aio.AioRpcError, match=r"[1-4] requests are running"):
                 await rig.stub.RestartEngine(restart)
         await rig.stub.RestartEngine(restart)
-        assert await asyncio.to_thread(engine.process.wait, 60) == 0
+        assert await asyncio.to_thread(engine.process.wait, 120) == 0
         await until(rig, lambda i: i.health == pb.ENGINE_HEALTH_STARTING)
         await engine.start()
         await until(rig, lambda i: sum(a.published for a in i.loaded) == 2)
