@@ -28,10 +28,10 @@ from lorafleet_operator.push.revision import described
 from lorafleet_operator.push.stay import Stay
 from lorafleet_operator.push.stream import (
     Pace,
-    ReadAhead,
     commit_comes,
     done,
     first,
+    following,
     say,
     without_content,
 )
@@ -180,20 +180,18 @@ class PushService(pb_grpc.PushServiceServicer):
 
     async def _receive(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
-        async with ReadAhead(context) as requests:
-            while True:
-                request = await requests.next()
-                match request.WhichOneof("message"):
-                    case "bytes":
-                        piece = request.bytes
-                        await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
-                        metrics.PUSHED_BYTES.inc(len(piece.data))
-                        pace.came(len(piece.data))
-                    case "commit":
-                        return
-                    case other:
-                        got = other or "nothing"
-                        raise TransferInterrupted(f"got {got}, expected bytes or commit")
+        while True:
+            request = await following(context)
+            match request.WhichOneof("message"):
+                case "bytes":
+                    piece = request.bytes
+                    await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
+                    metrics.PUSHED_BYTES.inc(len(piece.data))
+                    pace.came(len(piece.data))
+                case "commit":
+                    return
+                case other:
+                    raise TransferInterrupted(f"got {other or 'nothing'}, expected bytes or commit")
 
     async def _name(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import (
     InvalidAdapter,
@@ -117,32 +117,6 @@ async def following(context: Any, seconds: float = 0) -> pb.PushRequest:
     if not isinstance(request, pb.PushRequest):
         raise TransferInterrupted("the stream ended before its commit")
     return request
-
-
-class ReadAhead:
-    """The requests of a push: the next one is read while the last is worked on, and no more."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._coming: asyncio.Task[pb.PushRequest] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._coming is not None:
-            self._coming.cancel()
-            await asyncio.gather(self._coming, return_exceptions=True)
-
-    async def next(self) -> pb.PushRequest:
-        """Return the next one. Raises TransferInterrupted when none comes."""
-        if self._coming is None:
-            self._coming = asyncio.create_task(following(self._context))
-        request = await self._coming
-        self._coming = None
-        if request.WhichOneof("message") == "bytes":  # after a commit nothing comes
-            self._coming = asyncio.create_task(following(self._context))
-        return request
 
 
 async def commit_comes(context: Any) -> None:
