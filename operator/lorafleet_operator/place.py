@@ -76,7 +76,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         wanted=want,
         blocked=blocked(planner.plan, entry, want),
         displaced=displaced_from(planner.plan, entry) | _over_quota(facts, planner),
-        sheltered=planner.plan.sheltered_on(facts.key),
+        sheltered=planner.plan.books.sheltered_on(facts.key),
         refused=needs.refused,
         guests=entry.guests,
         gone_names=gone,

@@ -37,7 +37,7 @@ def tenant_usage(
             TenantUsage(
                 name=rule.name,
                 namespace=name_of(tenant) if rule.name == EVERYBODY else None,
-                adapters=plan.placed_of(tenant),
+                adapters=plan.books.placed[tenant],
                 adapters_quota=rule.adapters,
                 staged_bytes=max(load.size_bytes for load in here),
                 staged_bytes_quota=rule.staged_bytes,

@@ -11,6 +11,7 @@ choose       which of those with room is best
 preempt      whose place a more important adapter may take
 turns        who is served first
 entry        one adapter in the plan
+books        who is where, and what that adds up to
 planner      Planner: the plan of a pool, kept up to date as facts change
 plan         plan(): the same from nothing
 explanation  for each engine why or why not

@@ -229,11 +229,11 @@ def over_quota_on(planner: Planner, entry: Entry) -> frozenset[str]:
 
 
 def _used_up(planner: Planner, entry: Entry) -> Refusal | None:
-    rule = None if entry.chosen else planner.used_up(entry.demand)
+    rule = None if entry.chosen else planner.books.used_up(entry.demand)
     if rule is None:
         return None
     tenant = entry.demand.tenant
-    count = f"{planner.placed_of(tenant)} of {rule.adapters}"
+    count = f"{planner.books.placed[tenant]} of {rule.adapters}"
     return Refusal(Reason.QUOTA_EXCEEDED, f"tenant {name_of(tenant)} has {count} adapters")
 
 

@@ -8,12 +8,11 @@ facts that it leads to.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from .board import Board
+from .books import Books
 from .choose import best, open_kinds, reason_to_choose
 from .demands import Policy
 from .entry import Entry
@@ -24,26 +23,22 @@ from .turns import in_turn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .board import Carrier, Kind
+    from .board import Kind
     from .demands import AdapterDemand
     from .engines import EngineSnapshot
-    from .tenancy import Tenancy, TenantRule
+    from .tenancy import Tenancy
 
 
 class Planner:
     """Which engines of one pool get which adapters."""
 
     def __init__(self) -> None:
-        self.board = Board()
-        self.entries: dict[str, Entry] = {}
+        self.books = Books()
+        self.board, self.entries = self.books.board, self.books.entries
         self._dirty: set[str] = set()  # adapters whose needs have changed
         self._fresh: set[str] = set()  # engines that came, or whose facts have changed
         self._freed = False  # something may have room now that had none
         self._waiting: set[str] = set()  # adapters that found no room
-        self._was: dict[str, frozenset[str]] = {}  # engines before the changes, of those changed
-        self._placed: Counter[str] = Counter()  # adapters with an engine, by tenant
-        self._weights: Counter[tuple[bool, int]] = Counter()  # of adapters and guests
-        self._sheltered: set[str] = set()  # adapters whose place in a slot has changed
 
     # Facts.
 
@@ -65,7 +60,7 @@ class Planner:
         """Forget an engine that left the pool."""
         carrier = self.board.carriers.get(pod_name)
         if carrier is not None:
-            self._clear(carrier)
+            self.books.clear(carrier)
             self.board.drop_engine(pod_name)
             self._fresh.discard(pod_name)
 
@@ -74,13 +69,13 @@ class Planner:
         self.board.tenancy = tenancy
         entries = list(self.entries.values())
         for entry in entries:
-            self._release(entry)
+            self.books.release(entry)
         for entry in entries:
             entry.demand = _assigned(entry.demand, tenancy)
-            self._sheltered.add(entry.demand.key)
+            self.books.sheltered.add(entry.demand.key)
         for carrier in self.board.carriers.values():
             carrier.share_out(tenancy)
-        self._placed.clear()
+        self.books.placed.clear()
         self._dirty |= self.entries.keys()
         self._fresh |= self.board.carriers.keys()
 
@@ -90,17 +85,13 @@ class Planner:
             demand = _assigned(demand, self.board.tenancy)
         entry = self.entries.get(demand.key)
         if entry is None:
-            self.entries[demand.key] = Entry(demand)
-            self._weights[demand.weight] += 1
+            self.books.enrol(Entry(demand))
             self._dirty.add(demand.key)
         elif entry.demand.same_needs(demand):
             entry.demand = demand
         else:
             self._freed |= entry.demand.eases(demand)
-            self._release(entry)
-            self._count_weight(entry.demand.weight, -1)
-            self._count_weight(demand.weight, 1)
-            entry.demand = demand
+            self.books.reassess(entry, demand)
             self._dirty.add(demand.key)
 
     def drop_adapter(self, key: str) -> None:
@@ -108,39 +99,29 @@ class Planner:
         entry = self.entries.get(key)
         if entry is not None:
             self._freed |= bool(entry.chosen)
-            self._release(entry)
-            self._count_weight(entry.demand.weight, -1)
-            del self.entries[key]
+            self.books.strike(entry)
             for names in (self._dirty, self._waiting):
                 names.discard(key)
-            self._was.pop(key, None)
 
     # The plan.
 
     def settle(self) -> set[str]:
         """Choose what the changed facts ask for; return the adapters whose engines changed."""
         for name in self._fresh:
-            self._clear(self.board.carriers[name])
-        seekers = self._dirty | self._was.keys()
-        ranks = in_turn((self.entries[key].demand for key in seekers), self._placed)
+            self.books.clear(self.board.carriers[name])
+        seekers = self._dirty | self.books.was.keys()
+        ranks = in_turn((self.entries[key].demand for key in seekers), self.books.placed)
         for key in sorted(seekers, key=ranks.__getitem__):
             self._keep(self.entries[key])
-        lost = any(was - self.entries[key].chosen.keys() for key, was in self._was.items())
+        lost = any(was - self.entries[key].chosen.keys() for key, was in self.books.was.items())
         if self._waiting and (self._freed or self._fresh or lost):
             seekers |= self._waiting
         if self._fresh:
             seekers |= {k for k, e in self.entries.items() if e.demand.policy is Policy.ALL}
         while seekers:
             seekers = set(self._waiting) if self._fill(seekers) else set()
-        changed = {
-            key
-            for key, was in self._was.items()
-            if key in self.entries and was != self.entries[key].chosen.keys()
-        }
-        changed |= self._sheltered & self.entries.keys()
-        self._dirty, self._fresh, self._was, self._freed = set(), set(), {}, False
-        self._sheltered = set()
-        return changed
+        self._dirty, self._fresh, self._freed = set(), set(), False
+        return self.books.changes()
 
     def interested(self, pod_name: str) -> set[str]:
         """Return the adapters that any news of this engine may concern.
@@ -168,33 +149,13 @@ class Planner:
         chosen = entry.chosen if entry else ()
         return {*demand.current, *self.board.loaded_on(demand.key), *chosen}
 
-    def sheltered_on(self, key: str) -> frozenset[str]:
-        """Return the engines where its tenant's guarantee keeps the adapter in a slot; no guest."""
-        entry = self.entries[key]
-        if not self._has_slots(entry.demand):
-            return frozenset()
-        carriers, tenant = self.board.carriers, entry.demand.tenant
-        replicas = entry.chosen.keys() - entry.guests  # guests are known again by their residency
-        return frozenset(name for name in replicas if key in carriers[name].sheltered(tenant))
-
-    def used_up(self, demand: AdapterDemand) -> TenantRule | None:
-        """Return the rule of a tenant that has as many adapters as it may have, else None."""
-        rule = self.board.tenancy.rule(demand.tenant)
-        if rule is None or rule.adapters is None or self._placed[demand.tenant] < rule.adapters:
-            return None
-        return rule
-
-    def placed_of(self, tenant: str) -> int:
-        """Return how many adapters of the tenant have an engine."""
-        return self._placed[tenant]
-
     def _seen_or_lost(self, key: str, pod_name: str) -> None:
         """Look again at an adapter that was found on an engine, or went from it, unasked."""
         entry = self.entries.get(key)
         if entry is None:
             return
         if entry.demand.on_demand:
-            self._release(entry)
+            self.books.release(entry)
             entry.demand = entry.demand.answered(pod_name)
             self._dirty.add(key)
         elif entry.seeks and pod_name not in entry.chosen:
@@ -207,7 +168,7 @@ class Planner:
         cordoned, that have yet to load it, and the fullest. The first of them stay as guests.
         """
         demand, carriers = entry.demand, self.board.carriers
-        before = self._was.get(demand.key, frozenset())
+        before = self.books.was.get(demand.key, frozenset())
         loaded = self.board.loaded_on(demand.key)
         names = set(before)
         if demand.on_demand:
@@ -221,14 +182,12 @@ class Planner:
             guest = name in demand.visits or name in entry.guests
             return (guest, name not in before, engine.cordoned, unloaded, len(engine.loaded), name)
 
-        for name in sorted(entry.guests, key=order):
-            if entry.short:  # a guest takes the place of a replica that was lost
-                self._add(entry, carriers[name], self._remove(entry, carriers[name]))
+        self.books.promote(entry)
         for name in sorted(carriers.keys() & names - entry.chosen.keys(), key=order):
             guest = demand.limit is not None and not entry.short
             if guest and name not in demand.visits:
                 continue
-            if not entry.chosen and self.used_up(demand):
+            if not entry.chosen and self.books.used_up(demand):
                 return
             carrier, there = carriers[name], name in loaded
             if name in demand.refused and not there and demand.limit is not None:
@@ -236,7 +195,7 @@ class Planner:
             legal = filter_refusal(demand, carrier.engine, held=True) is None
             if legal and carrier.lacks(demand, held=True) is None:
                 why = "has it already" if there else "was chosen before"
-                self._add(entry, carrier, why, guest=guest)
+                self.books.add(entry, carrier, why, guest=guest)
 
     def _fill(self, keys: Iterable[str]) -> bool:
         """Choose engines for what these adapters miss, and for whom that displaces.
@@ -244,7 +203,7 @@ class Planner:
         Return whether anybody was displaced: what that freed may be more than what took it.
         """
         hopeless: set[tuple[object, ...]] = set()
-        ranks = in_turn((self.entries[key].demand for key in keys), self._placed)
+        ranks = in_turn((self.entries[key].demand for key in keys), self.books.placed)
         queue = [(rank, key) for key, rank in ranks.items()]
         heapify(queue)
         anybody = False
@@ -264,7 +223,7 @@ class Planner:
             if displaced:
                 anybody = True
                 hopeless.clear()
-                again = in_turn((other.demand for other in displaced), self._placed)
+                again = in_turn((other.demand for other in displaced), self.books.placed)
                 for victim, place in again.items():
                     self._waiting.add(victim)
                     heappush(queue, (place, victim))
@@ -273,25 +232,25 @@ class Planner:
     def _choose(self, entry: Entry) -> list[Entry]:
         """Give the adapter the engines that it misses; return who lost a place for it."""
         demand = entry.demand
-        if not entry.chosen and self.used_up(demand):
+        if not entry.chosen and self.books.used_up(demand):
             self._waiting.add(demand.key)
             return []
         kinds = open_kinds(self.board, demand)
         rule = self.board.tenancy.rule(demand.tenant)
         claims = rule is not None and rule.guarantees
-        urgent = claims or any(weight < demand.weight for weight in self._weights)
+        urgent = claims or any(weight < demand.weight for weight in self.books.weights)
         if demand.policy is Policy.ALL:
             return self._choose_all(entry, kinds, urgent=urgent)
         displaced: list[Entry] = []
         while entry.short:
             carrier = best(self.board, demand, kinds, entry.chosen)
             if carrier is not None:
-                self._add(entry, carrier, reason_to_choose(demand, carrier))
+                self.books.add(entry, carrier, reason_to_choose(demand, carrier))
                 continue
             cost = cheapest(self.board, demand, kinds, entry.chosen) if urgent else None
             if cost is None:
                 break
-            displaced += self._displace(entry, *cost)
+            displaced += self.books.displace(entry, *cost)
         displaced += self._choose_requested(entry, kinds)
         (self._waiting.add if entry.seeks else self._waiting.discard)(demand.key)
         return displaced
@@ -305,9 +264,11 @@ class Planner:
             if carrier.kind not in kinds:
                 continue
             if carrier.lacks(guest) is None:
-                self._add(entry, carrier, "a request asked for it there", guest=not entry.short)
+                self.books.add(
+                    entry, carrier, "a request asked for it there", guest=not entry.short
+                )
             elif going := victims(carrier, guest):
-                displaced += self._displace(entry, carrier, going, guest=not entry.short)
+                displaced += self.books.displace(entry, carrier, going, guest=not entry.short)
         return displaced
 
     def _choose_all(self, entry: Entry, kinds: set[Kind], *, urgent: bool) -> list[Entry]:
@@ -320,77 +281,13 @@ class Planner:
             if name in entry.chosen or carrier.kind not in kinds:
                 continue
             if carrier.lacks(demand) is None:
-                self._add(entry, carrier, "policy All takes every engine")
+                self.books.add(entry, carrier, "policy All takes every engine")
             elif urgent and (going := victims(carrier, demand)):
-                displaced += self._displace(entry, carrier, going)
+                displaced += self.books.displace(entry, carrier, going)
             else:
                 waits = True
         (self._waiting.add if waits else self._waiting.discard)(demand.key)
         return displaced
-
-    def _displace(
-        self,
-        entry: Entry,
-        carrier: Carrier,
-        going: Iterable[AdapterDemand],
-        *,
-        guest: bool = False,
-    ) -> list[Entry]:
-        losers = [self.entries[victim.key] for victim in going]
-        for loser in losers:
-            self._remove(loser, carrier)
-            loser.demand = loser.demand.answered(carrier.engine.pod_name)
-        names = ", ".join(loser.demand.key for loser in losers)
-        lower = all(loser.demand.weight < entry.demand.weight for loser in losers)
-        why = "lower priority" if lower else f"guarantee of {entry.demand.tenant}"
-        why = "on demand" if guest else why
-        self._add(entry, carrier, f"takes the place of {names} ({why})", guest=guest)
-        return losers
-
-    def _has_slots(self, demand: AdapterDemand) -> bool:
-        rule = self.board.tenancy.rule(demand.tenant)
-        return rule is not None and bool(rule.guaranteed_slots)
-
-    def _add(self, entry: Entry, carrier: Carrier, why: str, *, guest: bool = False) -> None:
-        demand = entry.demand
-        self._was.setdefault(demand.key, frozenset(entry.chosen))
-        self._placed[demand.tenant] += not entry.chosen
-        entry.chosen[carrier.engine.pod_name] = why
-        if guest and demand.limit is not None:
-            demand = demand.as_guest
-            entry.guests |= {carrier.engine.pod_name}
-            self._count_weight(demand.weight, 1)
-        before = carrier.sheltered(demand.tenant) if self._has_slots(demand) else None
-        self.board.put(carrier, demand)
-        if before is not None:
-            self._sheltered |= before ^ carrier.sheltered(demand.tenant)
-
-    def _clear(self, carrier: Carrier) -> None:
-        for key in list(carrier.adapters):
-            self._remove(self.entries[key], carrier)
-
-    def _remove(self, entry: Entry, carrier: Carrier) -> str:
-        self._was.setdefault(entry.demand.key, frozenset(entry.chosen))
-        why = entry.chosen.pop(carrier.engine.pod_name)
-        if carrier.engine.pod_name in entry.guests:
-            entry.guests -= {carrier.engine.pod_name}
-            self._count_weight(entry.demand.as_guest.weight, -1)
-        self._placed[entry.demand.tenant] -= not entry.chosen
-        tenant = entry.demand.tenant
-        before = carrier.sheltered(tenant) if self._has_slots(entry.demand) else None
-        self.board.take(carrier, entry.demand.key)
-        if before is not None:
-            self._sheltered |= before ^ carrier.sheltered(tenant)
-        return why
-
-    def _release(self, entry: Entry) -> None:
-        for name in list(entry.chosen):
-            self._remove(entry, self.board.carriers[name])
-
-    def _count_weight(self, weight: tuple[bool, int], change: int) -> None:
-        self._weights[weight] += change
-        if not self._weights[weight]:
-            del self._weights[weight]
 
 
 def _assigned(demand: AdapterDemand, tenancy: Tenancy) -> AdapterDemand:

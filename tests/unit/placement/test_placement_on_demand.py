@@ -143,6 +143,17 @@ def test_a_guest_takes_the_place_of_a_replica_that_was_lost() -> None:
     assert planner.settle() == set()  # a guest would give way
 
 
+def test_a_guest_takes_the_place_of_a_replica_that_a_more_important_adapter_displaced() -> None:
+    engines = [engine(name, max_adapters=1) for name in ("p-0", "p-1")]
+    planner = planned([spread("t/a", "p-1")], engines)
+    planner.set_adapter(spread("t/b", priority=1, refused={"p-1": "no"}))
+    assert planner.settle() == {"t/a", "t/b"}
+    assert planner.entries["t/a"].chosen.keys() == {"p-1"}
+    assert planner.entries["t/a"].guests == frozenset()
+    planner.set_adapter(always("t/c"))
+    assert planner.settle() == set()  # a guest would give way
+
+
 def test_where_it_has_too_few_replicas_a_request_brings_one_of_them() -> None:
     only = engine(loaded=frozenset(["t/b"]), max_adapters=1)
     asked = spread("t/a", "p-0", refused={"p-0": "no"})

@@ -216,13 +216,13 @@ def test_what_is_guaranteed_makes_room_among_a_limited_count_of_adapters() -> No
 def test_the_oldest_adapters_of_a_guarantee_keep_their_slots_on_each_engine() -> None:
     rule = tenancy(TenantRule("quiet", guaranteed_slots=2))
     planner = planned(many("quiet", 4), [engine()], rule)
-    assert {k for k in planner.entries if planner.sheltered_on(k)} == {"quiet/00", "quiet/01"}
+    assert {k for k in planner.entries if planner.books.sheltered_on(k)} == {"quiet/00", "quiet/01"}
     planner.drop_adapter("quiet/00")
     assert planner.settle() == {"quiet/02"}, "whose slot that changes is woken"
-    assert planner.sheltered_on("quiet/02") == {"p-0"}
+    assert planner.books.sheltered_on("quiet/02") == {"p-0"}
     planner.set_adapter(adapter("quiet/03", "2026-01-04", residency=Residency.GPU))
     assert planner.settle() >= {"quiet/02"}
-    assert {k for k in planner.entries if planner.sheltered_on(k)} == {"quiet/01", "quiet/03"}
+    assert {k for k in planner.entries if planner.books.sheltered_on(k)} == {"quiet/01", "quiet/03"}
 
 
 def test_pinned_adapters_of_others_take_no_slot_that_is_guaranteed() -> None:
@@ -231,7 +231,7 @@ def test_pinned_adapters_of_others_take_no_slot_that_is_guaranteed() -> None:
     found = plan(pinned, [engine(max_loras=5)], tenancy=rule)
     assert not any(found.assignments.values()), "of five slots four are guaranteed, one is shared"
     planner = planned(many("late", 4), [engine(max_loras=5)], rule)
-    sheltered = {k for k in planner.entries if planner.sheltered_on(k)}
+    sheltered = {k for k in planner.entries if planner.books.sheltered_on(k)}
     assert sheltered == {"late/00", "late/01"}, "what comes first in the list is kept first"
 
 
@@ -239,7 +239,7 @@ def test_an_engine_without_the_plugin_keeps_no_slots() -> None:
     rule = tenancy(TenantRule("quiet", guaranteed_slots=2))
     planner = planned(many("quiet", 2), [engine(health=EngineHealth.STOCK)], rule)
     assert len(placed(planner)) == 2
-    assert planner.sheltered_on("quiet/00") == frozenset()
+    assert planner.books.sheltered_on("quiet/00") == frozenset()
 
 
 class HostTier:
@@ -292,7 +292,7 @@ def test_a_tenant_that_loads_without_pause_costs_a_guarantee_no_eviction_and_no_
         entries = planner.entries
         lost += sum(len(entries[each.key].chosen) < 3 for each in quiet)
         for name, carrier in planner.board.carriers.items():
-            kept = {k for k in carrier.adapters if name in planner.sheltered_on(k)}
+            kept = {k for k in carrier.adapters if name in planner.books.sheltered_on(k)}
             kept |= {k for k, each in carrier.adapters.items() if each.reserved}
             for each in sorted(carrier.adapters, key=lambda k: (k not in kept, k)):
                 tiers[name].load(each, kept)
@@ -307,7 +307,7 @@ def test_no_guest_is_sheltered_for_engines_that_keep_it_as_another_could_not_tel
     rules = tenancy(TenantRule("quiet", guaranteed_slots=2))
     planner = planned([asked], [engine("p-0"), engine("p-1")], rules)
     assert planner.entries["quiet/a"].guests == {"p-1"}
-    assert planner.sheltered_on("quiet/a") == {"p-0"}
+    assert planner.books.sheltered_on("quiet/a") == {"p-0"}
     planner.drop_engine("p-0")
     assert planner.settle() == {"quiet/a"}
-    assert planner.sheltered_on("quiet/a") == {"p-1"}
+    assert planner.books.sheltered_on("quiet/a") == {"p-1"}

@@ -20,9 +20,9 @@ from placement_fleets import (
 )
 
 
-def chosen(planner: Planner) -> dict[str, list[str]]:
-    """The engines of each adapter, as a guest or not."""
-    return {key: sorted(entry.chosen) for key, entry in planner.entries.items()}
+def chosen(planner: Planner) -> dict[str, tuple[list[str], frozenset[str]]]:
+    """The engines of each adapter, and which of them have it as a guest."""
+    return {key: (sorted(e.chosen), e.guests) for key, e in planner.entries.items()}
 
 
 class Changes(RuleBasedStateMachine):
