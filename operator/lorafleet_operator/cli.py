@@ -56,6 +56,7 @@ def _run() -> int:
     from lorafleet_operator import (
         crashpoint,
         handlers,
+        lasting_watches,
     )
     from lorafleet_operator.cluster import leases, reads, served
     from lorafleet_operator.settings import InvalidSetting, OperatorSettings
@@ -88,6 +89,7 @@ def _run() -> int:
     if settings.log_level == "INFO":
         # The framework tells of each call of each handler; our passes say what came of it.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    lasting_watches.install()
     if not settings.namespaces:
         handlers.watch_the_cluster()
     stopping = asyncio.Event()

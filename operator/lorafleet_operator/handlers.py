@@ -1,12 +1,13 @@
 """All that the framework calls: how it logs in, starts and ends, and what its watches bring.
 
 Nothing is decided here. The framework watches, and starts again what breaks; it keeps no object,
-writes none and runs no pass. Three traps, each with a test:
+writes none and runs no pass. Four traps, each with a test:
 - It takes away the finalizer of its settings from objects that no handler of its own needs it for.
   Ours is put on and taken off by the passes, so the framework must believe in another one.
 - It builds a copy of each object at each event, to compare it with one in an annotation that
   nobody wrote: `_NoCopies`.
 - It starts a task for each object of a list: see cluster/lists.py.
+- It ends the operator for an error that a server sends in a watch: see lasting_watches.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.lists import listing_responses
 from lorafleet_operator.fleet import Fleet
 from lorafleet_operator.gate import gated, pool_of_adapter, pool_of_pool
+from lorafleet_operator.lasting_watches import RETRY_SECONDS
 from lorafleet_operator.probes import Probes
 from lorafleet_operator.push.server import PushServer
 from lorafleet_operator.rounds import Rounds
@@ -54,8 +56,6 @@ _TIDY_SECONDS: Final = 10.0
 """Pause between two times of giving freed memory back, which takes some ten milliseconds each."""
 _IDLE_SECONDS: Final = 0.5
 """How long the framework keeps a task for an object that an event was about, for the next one."""
-_RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
-"""Pauses between tries to read a list or to watch; the last one is repeated for as long as it takes."""
 _CONNECT_SECONDS: Final = 10.0
 _LIST_SECONDS: Final = 60.0
 """How long a connection and a page of a list may take: minutes by default, in which a server that went
@@ -72,7 +72,7 @@ class _ForEver:
     """
 
     def __iter__(self) -> Iterator[float]:
-        return chain(_RETRY_SECONDS, repeat(_RETRY_SECONDS[-1]))
+        return chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
 
 
 class Shared(kopf.Memo):
