@@ -23,7 +23,7 @@ from lorafleet_operator.first_requests import Requested, owners
 from lorafleet_operator.holders import Holders
 from lorafleet_operator.load_rates import LoadRates
 from lorafleet_operator.memory import Memory
-from lorafleet_operator.permissions import refusal
+from lorafleet_operator.permissions import refusal, users
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.routing.router import Router
 from lorafleet_operator.safe_points import SafePoints
@@ -291,16 +291,13 @@ class Fleet:
 
         A pass over one that may not be served any more does not go on: it might be a long transfer.
         """
-        for pool, adapters in self.world.adapters.items():
-            ours = pool.startswith(f"{namespace}/")
-            for known in adapters:
-                if known.demand.namespace != namespace and (
-                    ours or known.served_name.startswith(f"{namespace}/")
-                ):
-                    if self.barred(known):
-                        self.wakeups.cut(known.key)
-                    else:
-                        self.wakeups.wake(known.key, news=True)
+        inventories = (link.inventory for link in self.links.all() if link.inventory)
+        served = ((e.adapter, e.served_name) for each in inventories for e in each.loaded)
+        for known in users(self.world, namespace, served):
+            if self.barred(known):
+                self.wakeups.cut(known.key)
+            else:
+                self.wakeups.wake(known.key, news=True)
 
     def namespace_changed(self, name: str, *, names_too: bool) -> None:
         """Let pools look again whose tenant it is.

@@ -13,7 +13,9 @@ from lorafleet_operator.api.names import owner_of
 from lorafleet_operator.api.v1alpha1 import GrantedKind
 
 if TYPE_CHECKING:
-    from lorafleet_operator.world import World
+    from collections.abc import Iterable, Iterator
+
+    from lorafleet_operator.world import KnownAdapter, World
 
 
 def refusal(world: World, namespace: str, pool: str, served_name: str) -> tuple[Reason, str] | None:
@@ -30,6 +32,23 @@ def refusal(world: World, namespace: str, pool: str, served_name: str) -> tuple[
     if _granted(world, prefix, namespace, GrantedKind.SERVED_NAME, served_name):
         return None
     return Reason.NOT_GRANTED, _missing(prefix, namespace, GrantedKind.SERVED_NAME, served_name)
+
+
+def users(
+    world: World, namespace: str, served: Iterable[tuple[str, str]]
+) -> Iterator[KnownAdapter]:
+    """Yield the adapters of other namespaces that use what grants of this namespace are about.
+
+    Its pools, its names, and those of its names that engines know them by: who was renamed keeps the
+    name of before while the new one is another's. served: (adapter, served name) of each engine.
+    """
+    prefix = f"{namespace}/"
+    kept = {adapter for adapter, name in served if name.startswith(prefix)}
+    for pool, adapters in world.adapters.items():
+        for known in adapters:
+            uses = pool.startswith(prefix) or known.served_name.startswith(prefix)
+            if known.demand.namespace != namespace and (uses or known.key in kept):
+                yield known
 
 
 def _granted(world: World, owner: str, namespace: str, kind: GrantedKind, name: str) -> bool:

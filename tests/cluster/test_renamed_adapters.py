@@ -1,4 +1,5 @@
-"""Served names that change hands: by a swap, by a rotation, and by a name that somebody waited for.
+"""Served names that change hands: by a swap, by a rotation, by a name that somebody waited for, and
+by a grant that is withdrawn.
 
 No resync helps: an operator that sleeps through a change would sleep until the test fails.
 """
@@ -9,11 +10,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from localstack import LocalStack
+from resource_builders import grant, path
 from simulated_fleet import SimulatedFleet
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kube_rest import KubeRest
     from localcluster import LocalCluster
 
 ENGINES, SECONDS = 2, 60
@@ -94,3 +98,39 @@ async def test_names_change_hands_in_whatever_order_they_are_renamed(
             await fleet.delete("waits")
             waiting.clear()
             await served(p="two", q="four", r="one", late="five", thief="three")
+
+
+async def test_a_name_of_before_ends_with_the_grant_for_it(
+    cluster: LocalCluster, kube: KubeRest, namespace: str, system: str, tmp_path: Path
+) -> None:
+    fleet = SimulatedFleet(
+        cluster.kubeconfig, tmp_path, namespace, engines=ENGINES, replicas=ENGINES
+    )
+
+    def names() -> dict[str, set[str]]:
+        """Return the names under which each adapter is served, on whatever engine."""
+        found: dict[str, set[str]] = {}
+        for engine in fleet.engines.values():
+            for entry in engine.loaded.values():
+                found.setdefault(entry.adapter.partition("/")[2], set()).add(entry.served_name)
+        return found
+
+    granted = {"from": [{"namespace": namespace}], "to": [{"kind": "ServedName"}]}
+    kube.create(path("AdapterGrant", system), grant("names", **granted))
+    old = f"{system}/chat"
+    with LocalStack(tmp_path) as stack:
+        async with fleet:
+            stack.start_operator(
+                cluster.kubeconfig,
+                LORAFLEET_NAMESPACES=f"{namespace},{system}",
+                LORAFLEET_VOLUME_ROOT=str(fleet.root),
+                LORAFLEET_RESYNC_SECONDS="3600",
+            )
+            await fleet.apply("p", servedName=old)
+            await fleet.apply("q", servedName="taken")
+            await fleet.settled(SECONDS)
+            await fleet.apply("p", servedName="taken")
+            await until(lambda: "NameTaken" in str(fleet.adapters["p"].status))
+            assert names() == {"p": {old}, "q": {"taken"}}, "it goes on under the name of before"
+            kube.delete(path("AdapterGrant", system, "names"))
+            await until(lambda: names() == {"q": {"taken"}})

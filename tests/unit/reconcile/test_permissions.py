@@ -10,7 +10,7 @@ from kubernetes.aio.client import ApiClient
 from lorafleet_operator.api.conditions import Reason
 from lorafleet_operator.api.v1alpha1 import AdapterGrant
 from lorafleet_operator.fleet import Fleet
-from lorafleet_operator.permissions import refusal
+from lorafleet_operator.permissions import refusal, users
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.world import World
 from operator_builders import known, pool
@@ -121,6 +121,15 @@ async def test_a_grant_that_is_taken_back_ends_the_passes_that_use_it_and_no_oth
     assert {key for key, each in sleepers.items() if each.cuts} == {"team-a/sql"}
     woken = {key for key, each in sleepers.items() if each.woken.is_set()}
     assert woken == {"team-a/sql", "team-a/chat"}
+
+
+def test_who_is_served_by_a_name_of_before_uses_the_grants_for_it() -> None:
+    adapters = [known("new", servedName="team-a/taken"), known("own")]
+    there = World({}, {}, {"team-a/pool": adapters}, {}, ())
+    served = [("team-a/new", "infra/old"), ("team-a/own", "team-a/own"), ("team-a/gone", "infra/x")]
+    assert [each.key for each in users(there, "infra", served)] == ["team-a/new"]
+    assert list(users(there, "infra", served[1:])) == []
+    assert list(users(there, "team-a", served)) == [], "nobody needs a grant of his own namespace"
 
 
 async def test_only_a_namespace_that_somebody_asked_about_makes_a_pool_look_at_its_tenants() -> (
