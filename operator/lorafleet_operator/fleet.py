@@ -71,9 +71,9 @@ class Fleet:
         self.secrets = AwaitedSecrets(
             ask=partial(reads.secret_version, api), wake=partial(self.wakeups.wake, news=True)
         )
-        self.transfers = FairPlaces(settings.transfers)
+        self.transfers = FairPlaces(settings.transfers, settings.transfers * 3 // 4)
         self.paces = Paces()
-        self.sources = FairPlaces(settings.sources)
+        self.sources = FairPlaces(settings.sources, settings.sources * 3 // 4)
         self.load_rates = LoadRates(asyncio.get_running_loop().time)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,

@@ -89,7 +89,7 @@ def _turn(body: Mapping[str, Any], fleet: Fleet) -> Turn:
     look again: those are a side of their own."""
     metadata = body["metadata"]
     known = fleet.memory.knows(metadata["uid"], metadata["generation"])
-    return Turn(fleet.sources.of(metadata["namespace"] + " again" * known))
+    return Turn(fleet.sources.of(metadata["namespace"], "again" if known else ""))
 
 
 def _will_look(body: Mapping[str, Any], fleet: Fleet) -> bool:

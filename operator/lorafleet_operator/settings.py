@@ -88,11 +88,13 @@ class OperatorSettings:
 
     transfers: int = 4
     """Adapters that stream at once; each reads its source once for all its engines. Default 4:
-    the bound on the operator's memory, with chunk_bytes and window_chunks."""
+    the bound on the operator's memory, with chunk_bytes and window_chunks. Of one tenant at most three
+    quarters of them: slow sources of one leave room for others."""
 
     sources: int = 32
     """Adapters whose source is open at once, for a look or a transfer. Default 32: the bound on
-    connections and open files when thousands of adapters come together."""
+    connections and open files when thousands of adapters come together. Of one namespace at most
+    three quarters of them."""
 
     stall_seconds: float = 60.0
     """Seconds without progress after which an engine's transfer is given up. Default 60; the

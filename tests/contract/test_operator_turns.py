@@ -29,19 +29,19 @@ async def test_a_pass_waits_for_its_source_before_it_takes_a_place_among_the_tra
         paused = {"lorafleet.dev/paused": "true"}
         metadata = made.metadata.model_copy(update={"annotations": paused})
         await op.apply(made.model_copy(update={"metadata": metadata}))  # knows the source now
-        taken = op.fleet.settings.sources
-        for _ in range(taken):
-            await op.fleet.sources.take("others")
+        taken = [f"other-{number}" for number in range(op.fleet.settings.sources)]
+        for other in taken:
+            await op.fleet.sources.take(other)
         work = asyncio.create_task(op.apply(made))
         await asyncio.sleep(0.2)
         assert not work.done()
-        for _ in range(op.fleet.settings.transfers):
+        for other in taken[: op.fleet.settings.transfers]:
             async with asyncio.timeout(60):
-                await op.fleet.transfers.take("others")
-        for _ in range(op.fleet.settings.transfers):
-            op.fleet.transfers.give_back()
-        for _ in range(taken):
-            op.fleet.sources.give_back()
+                await op.fleet.transfers.take(other)
+        for other in taken[: op.fleet.settings.transfers]:
+            op.fleet.transfers.give_back(other)
+        for other in taken:
+            op.fleet.sources.give_back(other)
         assert ready(await work)[0] == "True"
 
 
@@ -65,8 +65,8 @@ async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_
     """A source is looked at each minute: thousands of passes wait for that after a rush."""
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
         memory, sources = op.fleet.memory, op.fleet.sources
-        for _ in range(op.fleet.settings.sources):
-            await sources.take("others")
+        for number in range(op.fleet.settings.sources):
+            await sources.take(f"other-{number}")
         places = asyncio.Semaphore(5)
         known = [_known(op, f"known-{number}") for number in range(4)]
         for uid in known:
@@ -82,7 +82,7 @@ async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_
         monkeypatch.setattr(
             memory, "keep_look", lambda uid, look: (looked.append(uid), keep(uid, look))
         )
-        sources.give_back()  # one at a time: each goes on when the one before has looked
+        sources.give_back("other-0")  # one at a time: each goes on when the one before has looked
         await until(lambda: "uid-new" in looked)
         assert looked.index("uid-new") <= 1, "behind one of those that look again, not behind all"
         for each in passes:

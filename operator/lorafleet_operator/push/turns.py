@@ -29,9 +29,8 @@ class Turns:
     """Has calls wait for one another. A side: those whom one may be held to be (a namespace's)."""
 
     def __init__(self) -> None:
-        self._places = FairPlaces(_PLACES)
+        self._places = FairPlaces(_PLACES, _PLACES_OF_SIDE)
         self._manifests = FairPlaces(_MANIFESTS)
-        self._sides: dict[str, asyncio.Semaphore] = {}
         self._calls: Counter[str] = Counter()
         self._lines: dict[str, _Line] = {}
 
@@ -47,14 +46,10 @@ class Turns:
             self._calls[side] -= 1
             if not self._calls[side]:
                 del self._calls[side]
-                self._sides.pop(side, None)
 
-    @asynccontextmanager
-    async def place(self, side: str) -> AsyncIterator[None]:
-        """Wait for one of the places for pushes, within a `call` of the side."""
-        of_side = self._sides.setdefault(side, asyncio.Semaphore(_PLACES_OF_SIDE))
-        async with of_side, self._places.of(side):
-            yield
+    def place(self, side: str) -> SideOf:
+        """Return what to hold while a push goes on."""
+        return self._places.of(side)
 
     def manifest(self, side: str) -> SideOf:
         """Return what to hold while a manifest comes and is read."""

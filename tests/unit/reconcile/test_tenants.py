@@ -154,15 +154,32 @@ async def test_whoever_is_cancelled_keeps_no_place_from_others() -> None:
     waiting = [asyncio.create_task(places.take(side)) for side in "abab"]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    places.give_back()  # b's turn is set, and b is cancelled before it runs
+    places.give_back("a")  # b's turn is set, and b is cancelled before it runs
     waiting[1].cancel()
     await asyncio.gather(*waiting[:2], return_exceptions=True)
     await waiting[2]
     assert not waiting[3].done()
-    places.give_back()
+    places.give_back("a")
     await waiting[3]
-    places.give_back()
+    places.give_back("b")
     await places.take("z")
+
+
+async def test_one_owner_leaves_places_to_others_whatever_it_waits_for() -> None:
+    places = FairPlaces(4, 3)
+    turns = [asyncio.create_task(places.take("slow", kind)) for kind in ("", "again") * 4]
+    await asyncio.sleep(0)
+    assert sum(turn.done() for turn in turns) == 3
+    async with asyncio.timeout(60):
+        for _ in range(10):  # one after the other, while those of the slow one go on
+            async with places.of("quick"):
+                pass
+    places.give_back("slow")
+    await asyncio.sleep(0)
+    assert sum(turn.done() for turn in turns) == 4, "who waited for one of its own has it"
+    for turn in turns:
+        turn.cancel()
+    await asyncio.gather(*turns, return_exceptions=True)
 
 
 def test_what_a_guarantee_keeps_in_a_slot_is_ordered_to_stay_there_on_those_engines_alone() -> None:
