@@ -42,6 +42,11 @@ class Holders:
             for uid in index.engines() - uids:
                 index.note(uid, set())
 
+    def with_others_than(self, adapters: AbstractSet[str]) -> set[str]:
+        """Return the engines that have an adapter loaded which is none of these."""
+        others = self._loaded.adapters() - adapters
+        return set().union(*(self._loaded.of(each) for each in others))
+
     def loaded_on(self, adapter: str) -> AbstractSet[str]:
         """Return the engines that have the adapter loaded, whatever the served name."""
         return self._loaded.of(adapter)
@@ -60,6 +65,9 @@ class _Index:
 
     def engines(self) -> AbstractSet[str]:
         return self._adapters.keys()
+
+    def adapters(self) -> AbstractSet[str]:
+        return self._engines.keys()
 
     def of(self, adapter: str) -> AbstractSet[str]:
         return self._engines.get(adapter, _NONE)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
     """Unload what belongs to adapters that are gone, and return the pool's status."""
-    await first_answers(fleet, fleet.world.members(pool))
+    if fleet.fresh:
+        await first_answers(fleet, fleet.world.members(pool))
     await unload_orphans(pool, fleet)
     routing, problem = await route_pool(pool, fleet)
     views = pool_engines(pool, fleet.world, fleet.links)
@@ -99,8 +100,11 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
     """
     existing = {key for keys in fleet.world.existing.values() for key in keys}
     existing -= moved(pool, fleet)
+    concerned = fleet.holders.with_others_than(existing)
+    if not concerned:
+        return
     for view in pool_engines(pool, fleet.world, fleet.links):
-        link = fleet.links.get(view.uid)
+        link = fleet.links.get(view.uid) if view.uid in concerned else None
         names = orphans(view, fleet.settings.namespaces, existing)
         if link is None or not names:
             continue
@@ -123,11 +127,10 @@ async def unload_orphans(pool: EnginePool, fleet: Fleet) -> None:
 def moved(pool: EnginePool, fleet: Fleet) -> set[str]:
     """Return the adapters that are served well in pools of other operators that share no engine."""
     world = fleet.world
-    here = {pod.uid for pod in world.members(pool)}
+    others = [(key, each) for key, each in world.adapters.items() if not fleet.owns(key)]
+    here = {pod.uid for pod in world.members(pool)} if others else set()
     found: set[str] = set()
-    for key, adapters in world.adapters.items():
-        if fleet.owns(key):
-            continue
+    for key, adapters in others:
         other = world.pool(key)
         if other is not None and not here & {pod.uid for pod in world.members(other)}:
             found |= {known.key for known in adapters if known.settled}

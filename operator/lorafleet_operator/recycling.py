@@ -40,7 +40,7 @@ class Recycled:
     due: Mapping[str, Due] = field(default_factory=dict)
     """By pod name."""
     engines: Sequence[Candidate] = ()
-    """Of the pool, as they were looked at."""
+    """Of the pool, as they were looked at; none where no rule asks for it and nobody is told."""
     safe_point: SafePoint | None = None
     event: tuple[str, str] | None = None
     """Reason and message."""
@@ -81,9 +81,11 @@ async def go_on(
 ) -> Recycled:
     """Go on with the engine that is being recycled, or choose one."""
     rule, status, going = pool.spec.recycle, pool.status, pool.status.recycling
-    engines = [_candidate(view, states[view.pod.name]) for view in views]
+    accounts = fleet.safe_points.of(pool.key)
+    asked = rule is not None or going is not None or accounts  # else nobody is told of engines
+    engines = [_candidate(view, states[view.pod.name]) for view in views] if asked else []
     due = recycle.all_due(engines, rule, _due_since(pool, engines), now.replace(microsecond=0))
-    open_ = safe_point(status.safe_point, fleet.safe_points.of(pool.key), now)
+    open_ = safe_point(status.safe_point, accounts, now)
     done, last, waits = status.recycles, status.last_recycle, ""
     event = None
     if going is not None:

@@ -7,6 +7,7 @@ latest inventories.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from sys import intern
 from typing import TYPE_CHECKING, Final
 
@@ -65,7 +66,7 @@ class EngineView:
         """The pod's UID, the engine's key in a pass."""
         return self.pod.uid
 
-    @property
+    @cached_property
     def instance(self) -> str:
         """Pod UID and start of vLLM: what identifies an engine."""
         started = self.inventory.engine_instance if self.inventory else ""
@@ -92,7 +93,7 @@ class EngineView:
         """Whether the engine is going, by label or with its pod."""
         return self.draining or self.pod.terminating
 
-    @property
+    @cached_property
     def health(self) -> EngineHealth:
         """What the sidecar says of its engine; Unreachable without contact."""
         if self.problem or self.inventory is None:

@@ -78,7 +78,7 @@ class EnginePod:
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether the pod carries all `labels`; no labels match nothing."""
-        return bool(labels) and labels.items() <= dict(self.labels).items()
+        return bool(labels) and all(pair in self.labels for pair in labels.items())
 
 
 def engine_pod(body: Mapping[str, Any]) -> EnginePod:

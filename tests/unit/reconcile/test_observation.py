@@ -14,6 +14,7 @@ from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.cluster.reads import engine_pod
 from lorafleet_operator.cluster.writes import merge_patch
 from lorafleet_operator.deletion import Waiting
+from lorafleet_operator.holders import Holders
 from lorafleet_operator.pool_pass import orphans, pool_status
 from lorafleet_operator.pool_planner import PoolPlanner, snapshot
 from lorafleet_operator.world import EngineView
@@ -107,6 +108,19 @@ def test_orphans_are_names_of_adapters_that_do_not_exist_in_a_namespace_that_is_
     assert orphans(view, (), {"team-a/sql", "team-b/other"}) == [gone]
     silent = engine("e", loaded(adapter="team-a/gone"), problem="no answer")
     assert orphans(silent, (), set()) == []
+
+
+def test_who_has_adapters_that_do_not_exist_is_known_without_looking_through_the_engines() -> None:
+    holders, names = Holders(), {"sql", "chat", "old"}
+    there = {"u-0": {"sql"}, "u-1": {"sql", "old"}, "u-2": {"old", "chat"}, "u-3": set[str]()}
+    for uid, adapters in there.items():
+        entries = [loaded(adapter=name) for name in sorted(adapters)]
+        holders.note(uid, pb.Inventory(loaded=entries))
+    assert holders.with_others_than(names) == set()
+    assert holders.with_others_than(names - {"old"}) == {"u-1", "u-2"}
+    assert holders.with_others_than(set()) == {"u-0", "u-1", "u-2"}
+    holders.note("u-1", pb.Inventory())
+    assert holders.with_others_than(names - {"old"}) == {"u-2"}
 
 
 def test_a_pool_says_in_the_sidecars_words_what_is_wrong_with_an_engine() -> None:
