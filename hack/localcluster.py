@@ -33,6 +33,7 @@ from localpki import write_pki
 from processes import LocalProcess, ProcessFailed, free_port, listens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -128,6 +129,16 @@ class LocalCluster:
         server = self._process("kube-apiserver")
         if server.running:
             server.wait_until(self._ready, START_SECONDS)
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stop "etcd" or "kube-apiserver" for the block: connections stay, and nobody answers."""
+        process = self._process(name)
+        process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.signal(signal.SIGCONT)
 
     def _process(self, name: str) -> LocalProcess:
         return next(each for each in self._processes if each.name == name)
