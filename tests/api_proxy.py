@@ -92,7 +92,7 @@ class ApiProxy:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         watch = "watch" in request.query
         async with self._api.request(
-            request.method, request.rel_url, data=await request.read(), headers=headers
+            request.method, request.rel_url, data=await request.read() or None, headers=headers
         ) as answer:
             if request.method == "GET" and not watch:
                 self.lists[request.path] += 1

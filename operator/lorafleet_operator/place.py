@@ -53,6 +53,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
     needs = demand(facts, planner, fleet)
     gone = _gone_names(facts, planner, rivals)
     kept = _kept_names(facts, gone, fleet)
+    planner.keep(facts.key, kept if owner is not None else frozenset())
     if owner is None:
         planner.plan.set_adapter(needs)
     elif kept:

@@ -52,6 +52,7 @@ class PoolPlanner:
         self._in_grace: set[str] = set()
         self._claims: dict[str, tuple[str, Rank]] = {}  # adapter -> served name
         self._names: dict[str, dict[str, Rank]] = {}  # served name -> adapter
+        self._kept: dict[str, frozenset[str]] = {}  # adapter -> names of before
 
     # Engines.
 
@@ -173,6 +174,7 @@ class PoolPlanner:
         """Forget an adapter that is gone."""
         self.plan.drop_adapter(key)
         self._unclaim(key)
+        self._kept.pop(key, None)
 
     def claim(
         self,
@@ -206,6 +208,12 @@ class PoolPlanner:
         self._claims[key] = (served_name, rank)
         self._names[served_name][key] = rank
 
+    def keep(self, key: str, names: frozenset[str]) -> None:
+        """Note the names of before that an adapter goes on under until somebody claims them."""
+        self._kept.pop(key, None)
+        if names:
+            self._kept[key] = names
+
     def claimed_by(self, key: str) -> str:
         """Return the served name that an adapter claims, "" while it claims none."""
         return self._claims[key][0] if key in self._claims else ""
@@ -228,8 +236,9 @@ class PoolPlanner:
         return min((claim for claim in claims if claim[1] not in but), default=(None, None))[1]
 
     def claimants(self, served_name: str) -> list[str]:
-        """Return the adapters that claim a served name."""
-        return list(self._names.get(served_name, ()))
+        """Return the adapters that claim a served name, or go on under it."""
+        kept = [key for key, names in self._kept.items() if served_name in names]
+        return [*self._names.get(served_name, ()), *kept]
 
 
 def snapshot(view: EngineView, grace_seconds: float, spec: EnginePoolSpec) -> EngineSnapshot:

@@ -128,7 +128,7 @@ async def test_a_name_of_before_ends_with_the_grant_for_it(
             )
             await fleet.apply("p", servedName=old)
             await fleet.apply("q", servedName="taken")
-            await fleet.settled(SECONDS)
+            await until(lambda: all(each.ready_at is not None for each in fleet.adapters.values()))
             await fleet.apply("p", servedName="taken")
             await until(lambda: "NameTaken" in str(fleet.adapters["p"].status))
             assert names() == {"p": {old}, "q": {"taken"}}, "it goes on under the name of before"

@@ -53,6 +53,21 @@ def test_of_adapters_with_one_served_name_the_oldest_owns_it_then_the_first_by_n
     assert planner.claim("team-a/c", "shared", "2026-01-01T00:00:00Z") is None
 
 
+def test_who_goes_on_under_a_name_of_before_hears_of_whoever_claims_it() -> None:
+    planner = PoolPlanner()
+    planner.look_at_adapters([known("a", servedName="new"), known("b", servedName="old")])
+    assert planner.claimants("old") == ["team-a/b"]
+    planner.keep("team-a/a", frozenset({"old", "older"}))
+    assert planner.claimants("old") == ["team-a/b", "team-a/a"]
+    assert planner.claimants("older") == ["team-a/a"]
+    assert planner.owner("older") is None, "it is anybody's who asks for it"
+    planner.keep("team-a/a", frozenset())
+    assert planner.claimants("older") == []
+    planner.keep("team-a/a", frozenset({"old"}))
+    planner.forget("team-a/a")
+    assert planner.claimants("old") == ["team-a/b"]
+
+
 def test_a_load_wakes_its_own_adapter_alone() -> None:
     before = engine("e", staged(), loaded()).inventory
     other = loaded(adapter="team-a/chat", served_name="team-a/chat")
