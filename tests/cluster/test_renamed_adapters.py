@@ -117,6 +117,8 @@ async def test_a_name_of_before_ends_with_the_grant_for_it(
 
     granted = {"from": [{"namespace": namespace}], "to": [{"kind": "ServedName"}]}
     kube.create(path("AdapterGrant", system), grant("names", **granted))
+    # Where namespaces are not watched, one is known by what is in it.
+    kube.create(path("AdapterGrant", system), grant("others"))
     old = f"{system}/chat"
     with LocalStack(tmp_path) as stack:
         async with fleet:
