@@ -91,7 +91,9 @@ async def test_a_side_has_two_places_and_others_have_theirs() -> None:
     go.set()
     await asyncio.gather(*tasks)
     assert len(order) == 10
-    assert vars(turns)["_sides"] == {}
+    places = vars(vars(turns)["_places"])
+    assert not places["_held"]
+    assert not places["_waiting"]
 
 
 async def test_a_side_with_too_many_calls_is_told_so() -> None:
