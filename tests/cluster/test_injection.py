@@ -232,6 +232,26 @@ def test_two_releases_whose_policies_both_hold_put_one_sidecar_in(
         assert settings_of(made).arena_bytes in (2 * GI, 64 * MI)
 
 
+def test_what_a_pod_sets_for_itself_as_a_whole_grows_by_the_sidecars_share(
+    kube: KubeRest, namespaces: tuple[str, str]
+) -> None:
+    """Containers may not ask for more than their pod: without it the API server takes none."""
+    pod = pod_of(manifest("deployment-plain"))
+    (engine,) = pod["spec"]["containers"]
+    engine["resources"] = {}
+    pod["spec"]["resources"] = {
+        "requests": {"cpu": "1500m", "memory": "1.5Gi"},
+        "limits": {"memory": "3Gi"},
+    }
+    made, _ = create(kube, namespaces[1], pod)
+    assert made["spec"]["initContainers"][-1]["name"] == SIDECAR
+    whole = made["spec"]["resources"]
+    assert int(whole["requests"]["memory"]) == 3 * GI // 2 + 2 * GI + 256 * MI
+    assert int(whole["limits"]["memory"]) == 3 * GI + 2 * GI + 2 * GI // 256 + 768 * MI
+    assert whole["requests"]["cpu"] == "1600m"
+    assert "cpu" not in whole["limits"]
+
+
 def test_an_injected_pod_can_be_changed_and_debugged_like_any_other(
     kube: KubeRest, namespaces: tuple[str, str]
 ) -> None:

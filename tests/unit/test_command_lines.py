@@ -47,7 +47,6 @@ WRONG = [
     ("kubectl lora", "ls -o csv", "argument -o/--output: invalid choice: 'csv' (choose from 'text', 'json', 'yaml', 'name', 'wide')"),
     ("kubectl lora", "top --adapters many", "argument --adapters: 'many' is no whole number, 1 to 65535"),
     ("kubectl lora", "push sql d --step 1.5", "argument --step: '1.5' is no whole number, 0 or more"),
-    ("kubectl lora", "push sql d --service-account a --token-file f", "argument --token-file: not allowed with argument --service-account"),
 ]  # fmt: skip
 
 

@@ -88,11 +88,10 @@ def parser() -> Parser:
     _output(push, "json", "yaml", "name")
     _name(push)
     push.add_argument("folder", metavar="DIR", help="with adapter_model.safetensors and its config")
-    who = push.add_mutually_exclusive_group()
-    who.add_argument(
+    push.add_argument(
         "--service-account", metavar="NAME", default="", help="of the namespace, to push as"
     )
-    who.add_argument("--token-file", metavar="FILE", default="", help="a token to push with")
+    push.add_argument("--token-file", metavar="FILE", default="", help="a token to push with")
     push.add_argument(
         "--audience", default="lorafleet", help="of the account's token; default %(default)s"
     )
