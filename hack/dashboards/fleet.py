@@ -20,12 +20,12 @@ from dashboards.panels import (
     stat,
     table,
 )
+from dashboards.trainers import TRAINERS
 
 _O = "lorafleet_operator"
 _E = "lorafleet_engine"
 _S = "lorafleet_sidecar"
 _NO_TENANTS = "No pool has spec.tenants"
-_NO_PUSHES = "Nobody has pushed"
 
 _NOW = Row(
     "Now",
@@ -260,31 +260,6 @@ _TRANSFERS = Row(
             unit="Bps",
             width=12,
         ),
-        graph(
-            "Pushes",
-            "Revisions that trainers sent, by result, and calls that were refused.",
-            Query(
-                f"sum by (result) (rate({_O}_pushes_total[$__rate_interval]))",
-                "{{result}}",
-            ),
-            Query(f"sum(rate({_O}_pushes_refused_total[$__rate_interval]))", "refused"),
-            unit="ops",
-            nothing=_NO_PUSHES,
-        ),
-        graph(
-            "Bytes pushed",
-            "Tensors that trainers sent; what the operator had is not sent.",
-            Query(f"sum(rate({_O}_pushed_bytes_total[$__rate_interval]))", "received"),
-            unit="Bps",
-            nothing=_NO_PUSHES,
-        ),
-        graph(
-            "Spool",
-            "Pushed tensors on the operator's disk.",
-            Query(f"sum({_O}_spool_bytes)", "bytes"),
-            unit="bytes",
-            nothing=_NO_PUSHES,
-        ),
     ),
 )
 
@@ -365,5 +340,5 @@ FLEET = Dashboard(
     "lorafleet / fleet",
     "Where the adapters of a fleet are, which fail and why, what tenants have, and how the operator fares.",
     (NAMESPACE, POOL, ENGINE, TENANT, ADAPTER),
-    (_NOW, _WHERE, _TENANTS, _REQUESTS, _TRANSFERS, _OPERATOR),
+    (_NOW, _WHERE, _TENANTS, _REQUESTS, _TRANSFERS, TRAINERS, _OPERATOR),
 )

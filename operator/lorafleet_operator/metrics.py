@@ -147,6 +147,8 @@ class Shown:
     """Engines that have it, by the best tier there."""
     steps: tuple[tuple[str, int], ...] = ()
     """The trainer's step that each engine serves, by pod."""
+    pushed_step: int | None = None
+    """The step of the newest push; None for other sources."""
 
     @property
     def is_ready(self) -> str:
@@ -217,6 +219,11 @@ class AdapterSeries:
                 labels=[*place, "pod"],
             ),
             GaugeMetricFamily(
+                "lorafleet_operator_adapter_pushed_step",
+                "The trainer's step of the newest push of an adapter.",
+                labels=place,
+            ),
+            GaugeMetricFamily(
                 "lorafleet_operator_adapters",
                 "Adapters of a pool by what their condition Ready is; with series of their own or without.",
                 labels=[*place, "ready"],
@@ -230,7 +237,7 @@ class AdapterSeries:
         """
         everything = list(self._shown.items())
         shown = self._within_limit(everything)
-        samples = (_info, _conditions, _engines, _tiers, _failing, _steps)
+        samples = (_info, _conditions, _engines, _tiers, _failing, _steps, _pushed)
         *families, sums = self.describe()
         for family, lines in zip(families, samples, strict=True):
             yield _head(family)
@@ -296,6 +303,10 @@ def _failing(place: str, said: Shown) -> list[tuple[str, int]]:
 
 def _steps(place: str, said: Shown) -> list[tuple[str, int]]:
     return [(f'{place},pod="{pod}"', step) for pod, step in said.steps]
+
+
+def _pushed(place: str, said: Shown) -> list[tuple[str, int]]:
+    return [] if said.pushed_step is None else [(place, said.pushed_step)]
 
 
 ADAPTERS: Final = AdapterSeries()

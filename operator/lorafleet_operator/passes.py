@@ -130,6 +130,7 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
             reason=_why_not_ready(result.status),
             tiers=_tiers(result.status),
             steps=tuple((e.pod_name, e.step) for e in result.status.engines if e.step is not None),
+            pushed_step=_pushed_step(adapter),
         ),
     )
     return not result.retry
@@ -138,6 +139,11 @@ async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
 def _why_not_ready(status: LoRAAdapterStatus) -> str:
     found = next((e for e in status.conditions if e.type == ConditionType.READY), None)
     return intern(found.reason) if found is not None and found.status != "True" else ""
+
+
+def _pushed_step(adapter: LoRAAdapter) -> int | None:
+    push = adapter.spec.source.push
+    return push.step if push is not None and push.revision else None
 
 
 def _tiers(status: LoRAAdapterStatus) -> tuple[tuple[str, int], ...]:

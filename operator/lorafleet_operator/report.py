@@ -112,6 +112,7 @@ def report(facts: Facts, now: datetime | None = None) -> Report:
         updated_engines=ready if course.main == course.newest else updated(facts, course.newest),
         engines_summary=f"{ready}/{desired}",
         tier_summary=_tiers(entries),
+        step_summary=_steps(entries),
         engines=entries[:MAX_STATUS_ENGINES],
         refusals=refusals(facts),
         history=history(facts, digest, course.given_up),
@@ -204,3 +205,8 @@ def _tiers(entries: Sequence[AdapterEngine]) -> str:
     if len(present) == 1:
         return str(next(iter(present)))
     return " ".join(f"{tier}:{count}" for tier, count in present.items())
+
+
+def _steps(entries: Sequence[AdapterEngine]) -> str:
+    served = {entry.step for entry in entries if entry.step is not None}
+    return "-".join(str(step) for step in sorted({min(served), max(served)})) if served else ""

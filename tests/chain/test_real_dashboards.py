@@ -211,7 +211,7 @@ def push(fleet: RealChain, address: str) -> None:
     named = {"name": "pushed", "base_model": BASE, "pool": "pool"}
     made = fleet.make("pushed", seed=303)
     with Fleet(address, fleet.namespace, token=lambda: text) as trainer:
-        revision = trainer.push(made, **named)
+        revision = trainer.push(made, step=7, **named)
         assert revision is not None
         revision.wait(timeout=120)
     with (
@@ -244,6 +244,10 @@ def test_adapters_that_take_turns_are_thrash_and_every_panel_shows_it(
     assert slots.values == (1.0,)
     ready, everything = fleet_shown["Adapters Ready"]
     assert ready[0].values[-1] == everything[0].values[-1] == len(NAMES) + 2
+    for query in fleet_shown["Trainer's step"]:
+        assert [(s.labels["name"], s.values[-1]) for s in query] == [("pushed", 7)]
+    (behind,) = watch.now(FLEET, "Steps that engines are behind")
+    assert (behind.labels["pod"], behind.values) == (ENGINE, (0.0,))
     tiers = watch.now(FLEET, "Engines of each adapter, by tier")
     assert {each.labels["name"] for each in tiers} >= set(NAMES)
     by_use = [[s.values[-1] for s in query] for query in memory_shown["Memory by use"]]

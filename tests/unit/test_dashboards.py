@@ -178,6 +178,8 @@ def test_an_adapter_that_is_shown_leads_to_itself() -> None:
         "Failing adapters",
         "Engines of each adapter, by tier",
         "Engines that adapters lack",
+        "Trainer's step",
+        "Steps that engines are behind",
     )
     for title in of_adapters:
         (link,) = shown.pop(title)

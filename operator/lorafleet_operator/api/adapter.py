@@ -247,6 +247,8 @@ class LoRAAdapterStatus(ApiModel):
     """readyEngines/desiredEngines, for people."""
     tier_summary: str = Field(default="", max_length=128)
     """Tiers of the adapter's engines, for people: gpu, or gpu:2 staged:1 when they differ."""
+    step_summary: str = Field(default="", max_length=64)
+    """Trainer's step that engines serve, for people: 120, or 110-120 when they differ; of pushed ones only."""
     engines: list[AdapterEngine] = Field(
         default_factory=list,
         max_length=names.MAX_STATUS_ENGINES,

@@ -84,6 +84,7 @@ KINDS: Final = (
             Column("Age", ".metadata.creationTimestamp", "Time since creation", "date"),
             Column("Residency", ".status.residency", "What engines keep ready of it", priority=1),
             Column("Served Name", ".status.servedName", "What clients send as model", priority=1),
+            Column("Step", ".status.stepSummary", "Trainer's step that engines serve", priority=1),
             Column("Digest", ".status.digest", "Revision that should be served", priority=1),
             Column("Message", _condition("Ready", "message"), "Why, for people", priority=1),
         ),

@@ -84,6 +84,7 @@ def view(body: Body) -> AdapterView:
         "tier": text(body, "status", "tierSummary"),
         "tiers": cast("Tiers", tiers),
         "residency": text(body, "status", "residency") or text(body, "spec", "residency"),
+        "step": text(body, "status", "stepSummary"),
         "revision": text(body, "status", "digest"),
         "pinnedRevision": text(body, "spec", "revision"),
         "sizeBytes": number(body, "status", "sizeBytes"),

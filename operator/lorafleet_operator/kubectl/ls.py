@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from lorafleet_operator.kubectl.views import AdapterView
 
 HEAD: Final = ("NAME", "BASE MODEL", "ENGINES", "READY", "REASON", "TIER", "REVISION", "AGE")
-WIDE: Final = ("POOL", "SERVED NAME", "RESIDENCY", "SIZE", "IN FLIGHT", "SERVED BY", "MESSAGE")
+WIDE: Final = (
+    "POOL",
+    "SERVED NAME",
+    "RESIDENCY",
+    "STEP",
+    "SIZE",
+    "IN FLIGHT",
+    "SERVED BY",
+    "MESSAGE",
+)
 _NAMED_ENGINES: Final = 3
 
 
@@ -76,6 +85,7 @@ def row(adapter: AdapterView, *, everywhere: bool, wide: bool) -> list[str]:
             adapter["pool"],
             adapter["servedName"],
             adapter["residency"],
+            adapter["step"],
             size(adapter["sizeBytes"]),
             str(adapter["inFlight"]),
             ",".join(named) + (f",+{rest}" if rest else ""),

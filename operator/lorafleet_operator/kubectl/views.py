@@ -37,6 +37,7 @@ class AdapterView(TypedDict):
     tier: str
     tiers: Tiers
     residency: str
+    step: str  # the trainer's, that engines serve; 110-120 where they differ
     revision: str  # digest of what should be served
     pinnedRevision: str  # spec.revision
     sizeBytes: int | None  # host memory of each engine

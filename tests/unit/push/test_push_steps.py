@@ -49,8 +49,10 @@ def test_the_status_tells_the_step_of_every_revision_that_is_still_somewhere() -
     found = scene(old_on("a"), new_on("b"))
     status = report(found, NOW).status
     assert {each.pod_name: each.step for each in status.engines} == {"a": 10, "b": 12}
+    assert status.step_summary == "10-12"
     assert steps(found) == [(SECOND, 12), (FIRST, 10)]
-    assert steps(scene(new_on("a"), new_on("b"))) == [(SECOND, 12)]
+    alone = scene(new_on("a"), new_on("b"))
+    assert (steps(alone), report(alone, NOW).status.step_summary) == ([(SECOND, 12)], "12")
 
 
 def test_an_engine_that_has_not_answered_this_operator_may_serve_any_of_them() -> None:
@@ -72,7 +74,7 @@ def test_other_sources_have_no_steps() -> None:
     found = facts(new_on("a"), adapter=adapter(status={"pushed": [KNOWN]}))
     status = report(found, NOW).status
     assert status.pushed == []
-    assert status.engines[0].step is None
+    assert (status.engines[0].step, status.step_summary) == (None, "")
 
 
 def told(*views: EngineView, known: list[dict[str, Any]] | None = None) -> dict[str, Any]:

@@ -26,7 +26,14 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     series = AdapterSeries()
     said = (("Ready", "True"), ("Placed", "Unknown"))
     shown = Shown(
-        'or"g\\m\n', said, desired=3, ready=2, pool="p/q", tiers=(("gpu", 2),), steps=(("e-0", 7),)
+        'or"g\\m\n',
+        said,
+        desired=3,
+        ready=2,
+        pool="p/q",
+        tiers=(("gpu", 2),),
+        steps=(("e-0", 7),),
+        pushed_step=9,
     )
     for number in range(450):
         series.show("ns", f"a-{number}", shown)
@@ -34,9 +41,9 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     pieces = list(series.text())
     assert max(map(len, pieces)) < 200 * 6 * 150
     families = list(text_string_to_metric_families("".join(pieces)))
-    info, condition, engines, tiers, failing, steps, sums = families
+    info, condition, engines, tiers, failing, steps, pushed, sums = families
     counts = [len(each.samples) for each in families]
-    assert counts == [449, 449 * 6, 449 * 2, 449, 0, 449, 1]
+    assert counts == [449, 449 * 6, 449 * 2, 449, 0, 449, 449, 1]
     assert info.samples[0].labels == {
         "namespace": "ns",
         "name": "a-0",
@@ -51,6 +58,8 @@ def test_what_is_written_piece_by_piece_reads_back_whole_whatever_a_model_is_cal
     assert failing.samples == []
     assert steps.samples[0].labels == {"namespace": "ns", "name": "a-0", "pod": "e-0"}
     assert steps.samples[0].value == 7
+    assert pushed.samples[0].labels == {"namespace": "ns", "name": "a-0"}
+    assert pushed.samples[0].value == 9
     (whole,) = sums.samples
     assert whole.labels == {"namespace": "p", "name": "q", "ready": "True"}
     assert whole.value == 449
