@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from fanout_rig import CountedSource, pool
+from fanout_rig import CHUNK, CountedSource, pool
 from lorafleet.errors import EngineUnreachable
+from lorafleet.header import parse_header
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet_operator.payload import payload_of
+from lorafleet_operator.push.incoming import Incoming
+from lorafleet_operator.push.revision import described
+from lorafleet_operator.sources.bounds import SourceSettings
+from lorafleet_operator.sources.pushed import hex_of
 from lorafleet_operator.transfer.fanout import spread
 from lorafleet_operator.transfer.streaming import Limits, Payload
+from operator_builders import facts
+from spool_builders import end, source, spool
 from staging_builders import changed, digests, source_adapter
 
 if TYPE_CHECKING:
@@ -81,3 +90,34 @@ async def test_one_that_dies_while_it_copies_costs_the_others_nothing(volume: Pa
         assert {getattr(each, "digest", each) for each in results.values()} == {
             await digest_of(volume)
         }
+
+
+async def test_wherever_the_disk_has_it_only_what_changed_is_sent_on(
+    volume: Path, tmp_path: Path
+) -> None:
+    """Push after push: what is still of use of old files moves to new ones meanwhile."""
+    there, key = spool(tmp_path, 64 << 20, 64 << 20), "team-a/rl"
+    adapter, taken, moved = ADAPTER, [0], 0
+    async with pool(volume, 1, layers=LAYERS) as engines:
+        for step in range(14):
+            if step:
+                adapter = changed(adapter, range(step % 10, 4 * LAYERS, 10), seed=100 + step)
+            told = described(
+                adapter.header, adapter.config, digests(adapter), adapter=key,
+                settings=SourceSettings(),
+            )  # fmt: skip
+            incoming = Incoming(there, key, told)
+            incoming.open(set())
+            moved += len(incoming._moving)
+            for index in incoming.missing:
+                tensor = parse_header(adapter.header).tensors[index]
+                incoming.write(index, 0, adapter.data[tensor.begin : tensor.end])
+            incoming.commit()
+            there.settle(key, {f"{key}/{hex_of(told.revision)}"})
+            end(there, key, incoming)
+            content = await source(tmp_path, key, told.revision).resolve()
+            made = payload_of(facts(), content, CHUNK, reuse=True)
+            await spread(made, engines.targets, LIMITS)
+            taken.append(sum(engines.taken().values()))
+    assert moved
+    assert [after - before for before, after in pairwise(taken)] == [SIZE, *[SIZE // 10] * 13]
