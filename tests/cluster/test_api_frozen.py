@@ -81,7 +81,7 @@ async def test_nothing_is_lost_while_it_hangs_and_one_operator_goes_on_when_it_a
 ) -> None:
     fleet = SimulatedFleet(
         mortal.kubeconfig, tmp_path, NAMESPACE, engines=ENGINES, replicas=REPLICAS,
-        behaviour=Behaviour(load_seconds=0.3),
+        behaviour=Behaviour(load_seconds=0.3), poll_seconds=3600,
     )  # fmt: skip
     settings = {
         "LORAFLEET_NAMESPACES": fleet.namespace,
