@@ -193,7 +193,7 @@ def supervised(model: Any, output: Path, callback: Any, steps: int, **more: Any)
     """Return Hugging Face's Trainer on a few random sentences."""
     from transformers import Trainer, TrainingArguments
 
-    rows = torch.randint(2, 512, (8, 12)).tolist()
+    rows = torch.randint(2, model.config.vocab_size, (8, 12)).tolist()
     options = {
         "output_dir": str(output),
         "max_steps": steps,

@@ -38,6 +38,11 @@ class Pending:
         """Whether it is pushed, or failed."""
         return self._future.done()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What pushing it raised; None if it is pushed, or not over yet."""
+        return self._future.exception() if self.done else None
+
     def revision(self, timeout: float | None = None) -> Revision:
         """Return it once the operator has it.
 
