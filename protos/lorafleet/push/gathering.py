@@ -28,8 +28,8 @@ def is_sharded(model: Any) -> bool:
 def on_main(model: Any, adapter: str) -> dict[str, Any] | None:
     """Return the adapter's tensors by name, on the host of the main process; None in the others.
 
-    A collective: every process has to call it. Units and tensors are gathered one after another,
-    never the base model's.
+    A collective: every process has to call it. Tensors are gathered one after another, never the base
+    model's; of FSDP unit after unit, with what else is in a unit that holds some.
     """
     found: dict[str, Any] = {}
     for prefix, unit, summon in _units(model):
@@ -58,7 +58,8 @@ def _units(model: Any) -> Iterator[tuple[str, Any, Any]]:
         return
     whole = sys.modules["torch.distributed.fsdp"].FullyShardedDataParallel.summon_full_params
     for prefix, unit in fsdp:
-        if any("lora_" in name for name, _ in unit.named_parameters()):
+        # By the modules: without use_orig_params a unit has one parameter, which no name tells apart.
+        if any("lora_" in f"{prefix}{name}" for name, _ in unit.named_modules()):
             yield prefix, unit, lambda each: whole(each, recurse=False, writeback=False)
 
 
