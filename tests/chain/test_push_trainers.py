@@ -126,3 +126,44 @@ def test_the_callback_of_hugging_faces_trainer_pushes_beside_it(
     assert served == fleet.stock_tokens(ENGINE, tmp_path / "saved")
     assert served != fleet.tokens(ENGINE, BASE)
     fleet.wait_gone("hf")
+
+
+def test_a_checkpoint_is_a_safe_point_at_which_vllm_is_started_again(
+    fleet: RealChain, client: Fleet, tmp_path: Path
+) -> None:
+    model = policy(fleet.model)
+    push = {"name": "saved", "base_model": BASE, "pool": "pool"}
+    for step in range(3):  # each is a load
+        revision = client.push(trained(model, 10 + step), step=step, **push)
+        assert revision is not None
+        revision.wait()
+    rule = {"maxLoads": 2, "when": "SafePoint", "drainSeconds": 60, "minReadyEngines": 0}
+    fleet.patch_pool({"recycle": rule})
+    eventually(lambda: "waits for a safe point" in pool_says(fleet), 60, "no engine is due")
+
+    def kubelet() -> None:
+        fleet.engines[ENGINE].process.popen.wait(600)
+        fleet.restart_vllm(ENGINE)
+
+    callback = PushCallback(client, safe_point_on_save=420, **push)
+    before = fleet.state(ENGINE)["instance"]
+    with ThreadPoolExecutor(1) as pool:
+        restarted = pool.submit(kubelet)
+        supervised(model, tmp_path, callback, 2, save_strategy="steps", save_steps=2).train()
+        restarted.result()
+    assert callback.safe_point is not None
+    (engine,) = callback.safe_point.recycled
+    assert (engine.pod, engine.loads > 2) == (ENGINE, True)
+    assert min(engine.host_bytes_before, engine.host_bytes_after) > 0
+    assert fleet.state(ENGINE)["instance"] != before
+    assert callback.revision is not None
+    model.save_pretrained(tmp_path / "last")
+    served = fleet.tokens(ENGINE, callback.revision.served_name)
+    assert served == fleet.stock_tokens(ENGINE, tmp_path / "last")
+    fleet.patch_pool({"recycle": None})
+    fleet.wait_gone("saved")
+
+
+def pool_says(fleet: RealChain) -> str:
+    """Return what the pool's status says that an engine which is due waits for."""
+    return str(fleet.status("pool", "enginepools").get("recycleMessage", ""))
