@@ -218,6 +218,8 @@ def _each(layer: Any, factor: torch.Tensor) -> torch.Tensor:
 
 def readable(layer: Any) -> bool:
     """Whether the slots of `layer` can be read back."""
+    if isinstance(layer, LogitsProcessorWithLoRA) and layer.lora_a_stacked.is_meta:
+        return False  # a head that the model was made without
     return isinstance(
         layer,
         BaseLinearLayerWithLoRA

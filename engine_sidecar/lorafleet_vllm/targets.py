@@ -49,6 +49,8 @@ _Part = tuple[str, ModuleKind, int, int, int]
 
 def _parts(manager: Any, wrapper: str, layer: Any) -> list[_Part]:
     base = layer.base_layer
+    if isinstance(layer, LogitsProcessorWithLoRA) and layer.lora_a_stacked.is_meta:
+        return []  # vLLM 0.26 wraps the head that a pooling model was made without
     if isinstance(layer, VocabParallelEmbeddingWithLoRA):
         vocabulary = layer.lora_a_stacked.shape[1]
         return [(wrapper, ModuleKind.EMBEDDING, vocabulary, base.embedding_dim, 0)]
