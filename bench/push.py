@@ -242,6 +242,7 @@ def main() -> int:
     if given.save:
         found = {"bytes": training.bytes, "rows": [asdict(row) for row in rows]}
         text = json.dumps({**found, "ratios": ratios, "foreground": push}, indent=1)
+        RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(f"{text}\n")
     return int(push["trainer_grew_mib"] > MOST_MIB)
 
