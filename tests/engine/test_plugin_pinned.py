@@ -262,9 +262,10 @@ def test_embeddings_are_of_the_revision_that_was_asked_for(
     )
     made.publish("old")
     made.prepare("new")
-    (_, (base, _)), (_, (plain, _)) = embedding(SERVED), embedding("t/a")
+    (_, (base, _)), (_, (plain, named)) = embedding(SERVED), embedding("t/a")
     old, new = made.name("old"), made.name("new")
-    assert embedding(old) == (200, (plain, old))
+    names = named == "t/a"  # vLLM 0.26 calls all of them by the base model's name
+    assert embedding(old) == (200, (plain, old if names else SERVED))
     status, (other, _) = embedding(new)
     assert (status, len({base, plain, other})) == (200, 3)
     here = ", ".join(each.partition("@")[2] for each in (old, new))
