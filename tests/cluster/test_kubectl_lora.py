@@ -268,7 +268,8 @@ def test_wrong_arguments_have_a_status_of_their_own(
 ) -> None:
     ran = lora.run(*arguments)
     assert (ran.status, ran.out) == (2, "")
-    assert "error: " in ran.err
+    assert ran.err.startswith("kubectl lora")
+    assert (ran.err.count("\n"), ran.err.count(" --help\n")) == (1, 1), ran.err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(lora: KubectlLora, fleet: str) -> None:
