@@ -100,10 +100,18 @@ def piece(tensor: int, offset: int, data: bytes) -> pb.PushRequest:
 ONE, TWO = GOOD.tensors.values()
 COMMIT = pb.PushRequest(commit=pb.CommitPush())
 MESSAGES: dict[str, tuple[list[pb.PushRequest | bytes], str]] = {
-    "more bytes than declared": ([piece(0, 0, ONE + b"x")], "has 64 bytes, got 65"),
+    "more bytes than are missing": (
+        [piece(0, 0, ONE + TWO + b"x")],
+        "got 129 bytes at tensor 0, expected 1 to 128",
+    ),
+    "more bytes than are left": ([piece(0, 0, ONE), piece(1, 0, TWO + ONE)], "expected 1 to 64"),
+    "the same twice": ([piece(0, 0, ONE + TWO)] * 2, "got tensor 0 at 0, expected the end"),
+    "bytes that overlap": ([piece(0, 0, ONE + b"x"), piece(1, 0, TWO)], "expected tensor 1 at 1"),
+    "a tensor before its turn": ([piece(1, 0, TWO + ONE)], "expected tensor 0 at 0"),
+    "another content in the next": ([piece(0, 0, ONE + ONE)], f"{B} has digest"),
     "fewer": ([piece(0, 0, ONE[:60]), piece(1, 0, TWO)], "expected tensor 0 at 60"),
     "a hole": ([piece(0, 8, ONE)], "expected tensor 0 at 0"),
-    "no bytes": ([piece(0, 0, b"")], "has 64 bytes, got 0"),
+    "no bytes": ([piece(0, 0, b"")], "got 0 bytes at tensor 0, expected 1 to 128"),
     "another content": ([piece(0, 0, TWO)], "has digest"),
     "a tensor that nobody asked for": ([piece(1 << 31, 0, b"x")], "expected tensor 0 at 0"),
     "an offset beyond all": ([piece(0, 1 << 63, b"x")], "expected tensor 0 at 0"),

@@ -21,7 +21,7 @@ from lorafleet_operator.push.shelf import overhead
 from lorafleet_operator.sources.pushed import PART, Place, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from lorafleet_operator.push.revision import PushedRevision
@@ -46,6 +46,7 @@ class Incoming:
         self._next = 0
         self._hash = hashlib.sha256()
         self._done = 0
+        self._left = 0
         self.received_bytes = 0
         self.missing: list[int] = []
         """Indexes of the tensors to be sent, in that order."""
@@ -62,6 +63,7 @@ class Incoming:
         self._open(self._spool.folder(self._key) / "data", hex_of(self._revision.revision))
         needed = self._revision.needed()
         self.missing = sorted(needed[each] for each in lacking if each not in self._brought)
+        self._left = sum(map(self._revision.size, self.missing))
 
     def _look(self, wanted: Collection[str]) -> set[bytes]:
         """Find what is here already, and make room for the rest; return what is missing.
@@ -106,38 +108,59 @@ class Incoming:
         self._list.seek(whole)
 
     def write(self, tensor: int, offset: int, content: bytes) -> None:
-        """Take a piece. Raises TransferInterrupted for one that is not the next, DigestMismatch."""
+        """Take bytes of the tensor, and of the missing ones behind it as far as they reach.
+
+        Raises TransferInterrupted, and takes nothing, for bytes that are not the next, for none and
+        for more than is missing; DigestMismatch.
+        """
         expected = self.missing[self._next] if self._next < len(self.missing) else None
         if tensor != expected or offset != self._done:
             want = "the end" if expected is None else f"tensor {expected} at {self._done}"
             raise TransferInterrupted(f"got tensor {tensor} at {offset}, expected {want}")
-        size = self._revision.size(tensor)
-        if not content or self._done + len(content) > size:
+        if not 0 < len(content) <= self._left:
             raise TransferInterrupted(
-                f"tensor {tensor} has {size} bytes, got {self._done + len(content)}"
+                f"got {len(content)} bytes at tensor {tensor}, expected 1 to {self._left}"
             )
         _write(self._file.fileno(), self._end + self._done, content)
-        self._hash.update(content)
-        self._done += len(content)
+        self._left -= len(content)
         self.received_bytes += len(content)
         crash_at("push.piece")
-        if self._done == size:
-            self._finish(tensor, size)
+        self._cut(content)
 
-    def _finish(self, tensor: int, size: int) -> None:
+    def _cut(self, content: bytes) -> None:
+        """Take the tensors that end in these bytes."""
+        whole: list[bytes] = []
+        try:
+            with memoryview(content) as view:
+                at = 0
+                while at < len(view):
+                    tensor = self.missing[self._next]
+                    size = self._revision.size(tensor)
+                    piece = view[at : at + size - self._done]
+                    self._hash.update(piece)
+                    self._done += len(piece)
+                    at += len(piece)
+                    if self._done == size:
+                        whole.append(self._checked(tensor))
+                        self._next, self._done = self._next + 1, 0
+        finally:
+            self._take(whole)
+
+    def _checked(self, tensor: int) -> bytes:
         digest = self._revision.digests[tensor]
         found, self._hash = self._hash.digest(), hashlib.sha256()
-        self._done = 0
         if found != digest:
             name = self._revision.name(tensor)
             raise DigestMismatch(f"{name} has digest {found.hex()}, promised {digest.hex()}")
-        self._take(digest, size)
-        self._next += 1
+        return digest
 
-    def _take(self, digest: bytes, size: int) -> None:
-        self._list.write(_WHOLE.pack(digest, size))
-        self._brought[digest] = self._end
-        self._end += size
+    def _take(self, digests: Sequence[bytes]) -> None:
+        """Count tensors in that lie one after another where the last one ends."""
+        entries = [_WHOLE.pack(digest, self._sizes[digest]) for digest in digests]
+        self._list.write(b"".join(entries))
+        for digest in digests:
+            self._brought[digest] = self._end
+            self._end += self._sizes[digest]
 
     def commit(self) -> None:
         """Keep the revision. Raises TransferInterrupted while tensors are missing."""
@@ -177,7 +200,7 @@ class Incoming:
             if found.digest() != digest:
                 path.unlink(missing_ok=True)  # the next try asks for what was in it
                 raise TransferInterrupted(f"{digest.hex()} is damaged on disk: push it again")
-            self._take(digest, size)
+            self._take([digest])
 
     def close(self) -> None:
         """Close the files; what has come whole stays for the next try of the same revision."""

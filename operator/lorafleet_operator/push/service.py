@@ -168,7 +168,7 @@ class PushService(pb_grpc.PushServiceServicer):
         try:
             wanted = self._wanted()
             await done(lambda: incoming.open(wanted))
-            await say(context, accepted=pb.PushAccepted(missing=incoming.missing))
+            await say(context, accepted=pb.PushAccepted(missing=incoming.missing, runs_on=True))
             await self._receive(incoming, context)
             await done(incoming.commit)
         except StagingFull:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import TooLarge, TransferInterrupted
 from lorafleet.push.connection import about
-from lorafleet.push.tensors import size_of
+from lorafleet.push.tensors import PIECE_BYTES, size_of
 from lorafleet.v1alpha1 import push_pb2 as pb
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lorafleet.push.content import Content
     from lorafleet.v1alpha1.push_pb2_grpc import PushServiceStub
 
+    _Piece = tuple[int, int, memoryview | bytes]  # tensor, offset in it, bytes
 
 MOST_MANIFEST_BYTES: Final = 20 << 20
 """The most that the operator takes in one message."""
@@ -45,6 +46,7 @@ class Sending:
         _check_size(self._manifest)
         accepted = threading.Event()
         missing: list[int] = []
+        runs_on = False
         failed: list[BaseException] = []
 
         def requests() -> Iterator[pb.PushRequest]:
@@ -52,7 +54,7 @@ class Sending:
             yield pb.PushRequest(manifest=self._manifest)
             accepted.wait()
             try:
-                yield from self._pieces(missing)
+                yield from self._messages(missing, PIECE_BYTES if runs_on else 0)
             except BaseException as error:
                 failed.append(error)
                 raise
@@ -66,6 +68,7 @@ class Sending:
                     committed: pb.PushCommitted = response.committed
                     return committed
                 missing += response.accepted.missing
+                runs_on = response.accepted.runs_on
                 accepted.set()
         except BaseException:
             if failed:
@@ -78,18 +81,41 @@ class Sending:
                 call.cancel()
         raise TransferInterrupted("the operator ended the push without an answer")
 
-    def _pieces(self, missing: Sequence[int]) -> Iterator[pb.PushRequest]:
+    def _messages(self, missing: Sequence[int], most: int) -> Iterator[pb.PushRequest]:
+        """Yield the bytes of these tensors, pieces that are at most `most` together in one message."""
         tensors = self._content.tensors
         lacking, sent = sum(size_of(tensors[index]) for index in missing), 0
         self._progress(sent, lacking)
+        for message in _together(self._pieces(missing), most):
+            yield pb.PushRequest(bytes=message)
+            sent += len(message.data)
+            self._progress(sent, lacking)
+
+    def _pieces(self, missing: Sequence[int]) -> Iterator[_Piece]:
         for index in tuple(missing):
-            offset = 0
-            for piece in tensors[index].pieces():
-                data = pb.PushedBytes(tensor=index, offset=offset, data=bytes(piece))
-                yield pb.PushRequest(bytes=data)
+            tensor, offset = self._content.tensors[index], 0
+            for piece in tensor.pieces():
+                yield index, offset, piece if tensor.beside else bytes(piece)
                 offset += len(piece)
-                sent += len(piece)
-                self._progress(sent, lacking)
+
+
+def _together(pieces: Iterator[_Piece], most: int) -> Iterator[pb.PushedBytes]:
+    """Yield as few messages as hold whole pieces."""
+    first, size, parts = (0, 0), 0, list[memoryview | bytes]()
+    for tensor, offset, data in pieces:
+        if parts and size + len(data) > most:
+            yield _message(first, parts)
+            size, parts = 0, []
+        if not parts:
+            first = tensor, offset
+        size += len(data)
+        parts.append(data)
+    if parts:
+        yield _message(first, parts)
+
+
+def _message(first: tuple[int, int], parts: Sequence[memoryview | bytes]) -> pb.PushedBytes:
+    return pb.PushedBytes(tensor=first[0], offset=first[1], data=b"".join(parts))
 
 
 def _check_size(manifest: pb.PushManifest) -> None:

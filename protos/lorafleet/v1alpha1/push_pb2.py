@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dlorafleet/v1alpha1/push.proto\x12\x12lorafleet.v1alpha1\"\xb2\x01\n\x0bPushRequest\x12\x34\n\x08manifest\x18\x01 \x01(\x0b\x32 .lorafleet.v1alpha1.PushManifestH\x00\x12\x30\n\x05\x62ytes\x18\x02 \x01(\x0b\x32\x1f.lorafleet.v1alpha1.PushedBytesH\x00\x12\x30\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1e.lorafleet.v1alpha1.CommitPushH\x00\x42\t\n\x07message\"\x87\x01\n\x0cPushResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .lorafleet.v1alpha1.PushAcceptedH\x00\x12\x36\n\tcommitted\x18\x02 \x01(\x0b\x32!.lorafleet.v1alpha1.PushCommittedH\x00\x42\t\n\x07message\"\xe8\x01\n\x0cPushManifest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x16\n\x0epool_namespace\x18\x05 \x01(\t\x12\x13\n\x0bserved_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_config\x18\x07 \x01(\x0c\x12\x1a\n\x12safetensors_header\x18\x08 \x01(\x0c\x12\x16\n\x0etensor_digests\x18\t \x03(\x0c\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x0e\n\x06\x61tomic\x18\x0b \x01(\x08\"\x1f\n\x0cPushAccepted\x12\x0f\n\x07missing\x18\x01 \x03(\r\";\n\x0bPushedBytes\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x0c\n\nCommitPush\"`\n\rPushCommitted\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x11\n\tunchanged\x18\x04 \x01(\x08\"3\n\x10WatchPushRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xc0\x01\n\nPushStatus\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x1b\n\x13observed_generation\x18\x04 \x01(\x03\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x31\n\x07\x65ngines\x18\x08 \x03(\x0b\x32 .lorafleet.v1alpha1.PushedEngine\"Y\n\x0cPushedEngine\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x11\n\x04step\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\tB\x07\n\x05_step\"P\n\x14OpenSafePointRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\r\"f\n\x0fSafePointStatus\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x07\x65ngines\x18\x03 \x03(\x0b\x32#.lorafleet.v1alpha1.SafePointEngine\"y\n\x0fSafePointEngine\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\r\n\x05loads\x18\x02 \x01(\x04\x12\x17\n\x0fgrowth_per_load\x18\x03 \x01(\x03\x12\x0b\n\x03\x64ue\x18\x04 \x01(\t\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\x12\n\nhost_bytes\x18\x06 \x01(\x04\x32\x93\x02\n\x0bPushService\x12M\n\x04Push\x12\x1f.lorafleet.v1alpha1.PushRequest\x1a .lorafleet.v1alpha1.PushResponse(\x01\x30\x01\x12S\n\tWatchPush\x12$.lorafleet.v1alpha1.WatchPushRequest\x1a\x1e.lorafleet.v1alpha1.PushStatus0\x01\x12`\n\rOpenSafePoint\x12(.lorafleet.v1alpha1.OpenSafePointRequest\x1a#.lorafleet.v1alpha1.SafePointStatus0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dlorafleet/v1alpha1/push.proto\x12\x12lorafleet.v1alpha1\"\xb2\x01\n\x0bPushRequest\x12\x34\n\x08manifest\x18\x01 \x01(\x0b\x32 .lorafleet.v1alpha1.PushManifestH\x00\x12\x30\n\x05\x62ytes\x18\x02 \x01(\x0b\x32\x1f.lorafleet.v1alpha1.PushedBytesH\x00\x12\x30\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1e.lorafleet.v1alpha1.CommitPushH\x00\x42\t\n\x07message\"\x87\x01\n\x0cPushResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .lorafleet.v1alpha1.PushAcceptedH\x00\x12\x36\n\tcommitted\x18\x02 \x01(\x0b\x32!.lorafleet.v1alpha1.PushCommittedH\x00\x42\t\n\x07message\"\xe8\x01\n\x0cPushManifest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x16\n\x0epool_namespace\x18\x05 \x01(\t\x12\x13\n\x0bserved_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_config\x18\x07 \x01(\x0c\x12\x1a\n\x12safetensors_header\x18\x08 \x01(\x0c\x12\x16\n\x0etensor_digests\x18\t \x03(\x0c\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x0e\n\x06\x61tomic\x18\x0b \x01(\x08\"0\n\x0cPushAccepted\x12\x0f\n\x07missing\x18\x01 \x03(\r\x12\x0f\n\x07runs_on\x18\x02 \x01(\x08\";\n\x0bPushedBytes\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x0c\n\nCommitPush\"`\n\rPushCommitted\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x11\n\tunchanged\x18\x04 \x01(\x08\"3\n\x10WatchPushRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xc0\x01\n\nPushStatus\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x1b\n\x13observed_generation\x18\x04 \x01(\x03\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x31\n\x07\x65ngines\x18\x08 \x03(\x0b\x32 .lorafleet.v1alpha1.PushedEngine\"Y\n\x0cPushedEngine\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x11\n\x04step\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\tB\x07\n\x05_step\"P\n\x14OpenSafePointRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\r\"f\n\x0fSafePointStatus\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x07\x65ngines\x18\x03 \x03(\x0b\x32#.lorafleet.v1alpha1.SafePointEngine\"y\n\x0fSafePointEngine\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\r\n\x05loads\x18\x02 \x01(\x04\x12\x17\n\x0fgrowth_per_load\x18\x03 \x01(\x03\x12\x0b\n\x03\x64ue\x18\x04 \x01(\t\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\x12\n\nhost_bytes\x18\x06 \x01(\x04\x32\x93\x02\n\x0bPushService\x12M\n\x04Push\x12\x1f.lorafleet.v1alpha1.PushRequest\x1a .lorafleet.v1alpha1.PushResponse(\x01\x30\x01\x12S\n\tWatchPush\x12$.lorafleet.v1alpha1.WatchPushRequest\x1a\x1e.lorafleet.v1alpha1.PushStatus0\x01\x12`\n\rOpenSafePoint\x12(.lorafleet.v1alpha1.OpenSafePointRequest\x1a#.lorafleet.v1alpha1.SafePointStatus0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHMANIFEST']._serialized_start=373
   _globals['_PUSHMANIFEST']._serialized_end=605
   _globals['_PUSHACCEPTED']._serialized_start=607
-  _globals['_PUSHACCEPTED']._serialized_end=638
-  _globals['_PUSHEDBYTES']._serialized_start=640
-  _globals['_PUSHEDBYTES']._serialized_end=699
-  _globals['_COMMITPUSH']._serialized_start=701
-  _globals['_COMMITPUSH']._serialized_end=713
-  _globals['_PUSHCOMMITTED']._serialized_start=715
-  _globals['_PUSHCOMMITTED']._serialized_end=811
-  _globals['_WATCHPUSHREQUEST']._serialized_start=813
-  _globals['_WATCHPUSHREQUEST']._serialized_end=864
-  _globals['_PUSHSTATUS']._serialized_start=867
-  _globals['_PUSHSTATUS']._serialized_end=1059
-  _globals['_PUSHEDENGINE']._serialized_start=1061
-  _globals['_PUSHEDENGINE']._serialized_end=1150
-  _globals['_OPENSAFEPOINTREQUEST']._serialized_start=1152
-  _globals['_OPENSAFEPOINTREQUEST']._serialized_end=1232
-  _globals['_SAFEPOINTSTATUS']._serialized_start=1234
-  _globals['_SAFEPOINTSTATUS']._serialized_end=1336
-  _globals['_SAFEPOINTENGINE']._serialized_start=1338
-  _globals['_SAFEPOINTENGINE']._serialized_end=1459
-  _globals['_PUSHSERVICE']._serialized_start=1462
-  _globals['_PUSHSERVICE']._serialized_end=1737
+  _globals['_PUSHACCEPTED']._serialized_end=655
+  _globals['_PUSHEDBYTES']._serialized_start=657
+  _globals['_PUSHEDBYTES']._serialized_end=716
+  _globals['_COMMITPUSH']._serialized_start=718
+  _globals['_COMMITPUSH']._serialized_end=730
+  _globals['_PUSHCOMMITTED']._serialized_start=732
+  _globals['_PUSHCOMMITTED']._serialized_end=828
+  _globals['_WATCHPUSHREQUEST']._serialized_start=830
+  _globals['_WATCHPUSHREQUEST']._serialized_end=881
+  _globals['_PUSHSTATUS']._serialized_start=884
+  _globals['_PUSHSTATUS']._serialized_end=1076
+  _globals['_PUSHEDENGINE']._serialized_start=1078
+  _globals['_PUSHEDENGINE']._serialized_end=1167
+  _globals['_OPENSAFEPOINTREQUEST']._serialized_start=1169
+  _globals['_OPENSAFEPOINTREQUEST']._serialized_end=1249
+  _globals['_SAFEPOINTSTATUS']._serialized_start=1251
+  _globals['_SAFEPOINTSTATUS']._serialized_end=1353
+  _globals['_SAFEPOINTENGINE']._serialized_start=1355
+  _globals['_SAFEPOINTENGINE']._serialized_end=1476
+  _globals['_PUSHSERVICE']._serialized_start=1479
+  _globals['_PUSHSERVICE']._serialized_end=1754
 # @@protoc_insertion_point(module_scope)

@@ -51,10 +51,12 @@ class PushManifest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., base_model: _Optional[str] = ..., pool: _Optional[str] = ..., pool_namespace: _Optional[str] = ..., served_name: _Optional[str] = ..., adapter_config: _Optional[bytes] = ..., safetensors_header: _Optional[bytes] = ..., tensor_digests: _Optional[_Iterable[bytes]] = ..., step: _Optional[int] = ..., atomic: _Optional[bool] = ...) -> None: ...
 
 class PushAccepted(_message.Message):
-    __slots__ = ("missing",)
+    __slots__ = ("missing", "runs_on")
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    RUNS_ON_FIELD_NUMBER: _ClassVar[int]
     missing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, missing: _Optional[_Iterable[int]] = ...) -> None: ...
+    runs_on: bool
+    def __init__(self, missing: _Optional[_Iterable[int]] = ..., runs_on: _Optional[bool] = ...) -> None: ...
 
 class PushedBytes(_message.Message):
     __slots__ = ("tensor", "offset", "data")

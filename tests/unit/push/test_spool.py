@@ -208,8 +208,8 @@ def test_what_is_not_the_next_piece_and_what_is_another_content_is_refused(tmp_p
     for pieces, problem in (
         ([(1, 0, b"b")], "got tensor 1 at 0, expected tensor 0 at 0"),
         ([(0, 0, b"a" * 60), (0, 0, b"a")], "got tensor 0 at 0, expected tensor 0 at 60"),
-        ([(0, 0, b"a" * 101)], "tensor 0 has 100 bytes, got 101"),
-        ([(0, 0, b"")], "tensor 0 has 100 bytes, got 0"),
+        ([(0, 0, b"a" * 201)], "got 201 bytes at tensor 0, expected 1 to 200"),
+        ([(0, 0, b"")], "got 0 bytes at tensor 0, expected 1 to 200"),
         ([(7, 0, b"a")], "got tensor 7 at 0"),
         ([(0, 0, b"a" * 100), (1, 0, b"b" * 100), (2, 0, b"c")], "expected the end"),
     ):
