@@ -14,12 +14,12 @@ import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lorafleet.errors import PathNotAllowed, SourceNotFound, SourceUnavailable
 from lorafleet.header import parse_header
+from lorafleet.uninterrupted import uninterrupted
 
 from lorafleet_operator.sources.base import Buffer, ResolvedAdapter, Segment
 from lorafleet_operator.sources.bounds import checked_object_name
@@ -39,8 +39,7 @@ _PLACE: Final = struct.Struct("<32s32sQ")
 _PREFIX: Final = "sha256:"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where one tensor's bytes lie, in the order of the header's offsets."""
 
     digest: bytes
@@ -65,6 +64,7 @@ def hex_of(revision: str) -> str:
     return found
 
 
+@uninterrupted()
 def read_places(folder: Path) -> list[Place]:
     """Return the places of a revision's tensors. Raises SourceNotFound when they are not whole."""
     try:
@@ -73,7 +73,9 @@ def read_places(folder: Path) -> list[Place]:
         raise SourceNotFound(f"{folder.name} is not here any more") from None
     if len(packed) % _PLACE.size:
         raise SourceNotFound(f"{folder.name} is damaged on disk")
-    return [Place(digest, file.hex(), at) for digest, file, at in _PLACE.iter_unpack(packed)]
+    rows = list(_PLACE.iter_unpack(packed))
+    names = {file: file.hex() for file in {file for _, file, _ in rows}}
+    return [Place(digest, names[file], at) for digest, file, at in rows]
 
 
 def packed_places(places: list[Place]) -> bytes:
@@ -139,6 +141,7 @@ class PushedSource:
     async def aclose(self) -> None:
         """Nothing is held between calls."""
 
+    @uninterrupted()
     def _read(self) -> ResolvedAdapter:
         folder = self._folder / "revisions" / hex_of(self._revision)
         try:
@@ -183,15 +186,19 @@ def _segments(
     header: SafetensorsHeader, places: list[Place], blobs: Mapping[str, PushedBlob]
 ) -> tuple[Segment, ...]:
     """Return where the data lies: tensors that lie one after another are read as one."""
-    found: list[Segment] = []
-    for tensor, place in zip(header.tensors, places, strict=True):
-        new = Segment(tensor.begin, tensor.end - tensor.begin, blobs[place.file], place.offset)
-        last = found[-1] if found else None
-        if last is not None and (last.blob, last.offset + last.length) == (new.blob, new.offset):
-            found[-1] = replace(last, length=last.length + new.length)
-        elif new.length:
-            found.append(new)
-    return tuple(found)
+    runs: list[tuple[int, str, int]] = []  # as a segment begins
+    following = "", 0
+    for tensor, (_, file, offset) in zip(header.tensors, places, strict=True):
+        size = tensor.end - tensor.begin
+        if size and (file, offset) != following:
+            runs.append((tensor.begin, file, offset))
+        if size:
+            following = file, offset + size
+    borders = [*(start for start, _, _ in runs), header.data_bytes]
+    return tuple(
+        Segment(start, end - start, blobs[file], offset)
+        for (start, file, offset), end in zip(runs, borders[1:], strict=True)
+    )
 
 
 def _borders(places: list[Place], earlier: list[Place]) -> tuple[int, ...]:
