@@ -57,8 +57,7 @@ class Incoming:
         `wanted`: see Spool.reserve. Raises StagingFull before anything is taken.
         """
         lacking = self._look(wanted)
-        known = self._spool.known(self._key, self._sizes)
-        if not self._places.keys() <= known.keys():
+        while self._places != self._spool.known(self._key, self._sizes):
             lacking = self._look(wanted)  # making room took revisions that had what this one needs
         self._open(self._spool.folder(self._key) / "data", hex_of(self._revision.revision))
         needed = self._revision.needed()
