@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXPERTS, RANK, CHUNK = 8, 4, 256 << 10
 FLAT = EXPERTS * RANK
-SCRATCH = 6 << 20
+SCRATCH = 9 << 20
 """A writer's scratch (1.25 MiB), a chunk's views, a thread's piece of a tensor for each of two."""
 
 
