@@ -146,7 +146,7 @@ def test_printer_columns_of_adapters(kube: KubeRest, namespace: str) -> None:
     new, sql = table(kube, "LoRAAdapter", namespace)
     assert list(sql) == [
         "Name", "Base Model", "Engines", "Ready", "Reason", "Tier", "Age", "Residency",
-        "Served Name", "Digest", "Message",
+        "Served Name", "Step", "Digest", "Message",
     ]  # fmt: skip
     assert {**sql, "Age": "", "Digest": ""} == {
         "Name": "sql",
@@ -158,6 +158,7 @@ def test_printer_columns_of_adapters(kube: KubeRest, namespace: str) -> None:
         "Age": "",
         "Residency": "host",
         "Served Name": "t/sql",
+        "Step": "",
         "Digest": "",
         "Message": "4 of 9 MiB",
     }
