@@ -1,8 +1,9 @@
 """A small HTTP server for probes and scrapes: GET, one request a connection, all of it bounded.
 
 Whoever reaches the port may open any number of connections and say nothing, or read nothing of
-the answer. There are never more than `MOST_CONNECTIONS`: a new one takes the place of the one on
-which nothing has moved for longest, so who asks and reads is answered whatever the others do.
+the answer. There are never more than `MOST_CONNECTIONS`, and for a moment the `BACKLOG` of one turn of
+the loop: a new one takes the place of the one on which nothing has moved for longest, so who asks and
+reads is answered whatever the others do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_HEAD_BYTES: Final = 16 << 10
 REQUEST_SECONDS: Final = 5.0
 """For all of a request, however its bytes come."""
 ANSWER_SECONDS: Final = 60.0
-_BACKLOG: Final = 128  # below both: so many are accepted in one turn of the loop
+BACKLOG: Final = 128  # below both: so many are accepted in one turn of the loop
 _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
                    500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 _LOG: Final = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class PlainHttp:
     async def start(self) -> None:
         """Begin to serve."""
         self._server = await asyncio.start_server(
-            self._serve, sock=self._listener, limit=MOST_HEAD_BYTES, backlog=_BACKLOG
+            self._serve, sock=self._listener, limit=MOST_HEAD_BYTES, backlog=BACKLOG
         )
 
     async def close(self) -> None:
