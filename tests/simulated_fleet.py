@@ -226,6 +226,19 @@ class SimulatedFleet:
             if served[f"{self.namespace}/{name}", each.digest] != self.replicas
         ]
 
+    def served(self) -> dict[str, set[str]]:
+        """Return the names that each engine answers to."""
+        return {
+            name: {entry.served_name for entry in engine.loaded.values() if entry.published}
+            for name, engine in self.engines.items()
+        }
+
+    def leftovers(self) -> list[str]:
+        """Return what engines hold of adapters that are no more."""
+        wanted = {f"{self.namespace}/{name}" for name in self.adapters}
+        entries = [entry for engine in self.engines.values() for entry in engine.loaded.values()]
+        return [entry.adapter for entry in entries if entry.adapter not in wanted]
+
     async def settled(self, seconds: float, poll: float = 0.1) -> float:
         """Return, when no adapter is unsettled, the seconds that took. Raises TimeoutError."""
         began = time.monotonic()

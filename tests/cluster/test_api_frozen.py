@@ -31,20 +31,6 @@ LATE = 4
 CANARY = {"canary": {"engines": 1, "holdSeconds": 2}}
 
 
-def served(fleet: SimulatedFleet) -> dict[str, set[str]]:
-    """Return the names that each engine answers to."""
-    return {
-        name: {entry.served_name for entry in engine.loaded.values() if entry.published}
-        for name, engine in fleet.engines.items()
-    }
-
-
-def leftovers(fleet: SimulatedFleet) -> list[str]:
-    wanted = {f"{fleet.namespace}/{name}" for name in fleet.adapters}
-    entries = [e for engine in fleet.engines.values() for e in engine.loaded.values()]
-    return [e.adapter for e in entries if e.adapter not in wanted]
-
-
 async def held(operator: Operator) -> int:
     """Return how many shards the operator says that it holds."""
     async with httpx.AsyncClient(timeout=SECONDS) as client:
@@ -103,7 +89,7 @@ async def test_nothing_is_lost_while_it_hangs_and_one_operator_goes_on_when_it_a
             for number in range(8):
                 await fleet.apply(f"a-{number}")
             await fleet.settled(SECONDS)
-            before, unloads, loads = served(fleet), fleet.books.unloads, fleet.books.loads
+            before, unloads, loads = fleet.served(), fleet.books.unloads, fleet.books.loads
 
             # Loads, rollouts, trials and deletions are under way.
             for number in range(3):
@@ -120,19 +106,19 @@ async def test_nothing_is_lost_while_it_hangs_and_one_operator_goes_on_when_it_a
                 await asyncio.sleep(FROZEN_SECONDS)
                 assert sum(watchman.seen) == 0, "nobody acts without a lease"
                 assert fleet.books.orders == orders
-                now = served(fleet)
+                now = fleet.served()
                 assert all(before[e] - now[e] <= {f"{NAMESPACE}/a-4"} for e in before), (
                     "what was served is served, but for what was deleted"
                 )
                 assert fleet.books.unloads <= unloads + REPLICAS
 
             await fleet.settled(SECONDS)
-            await until(lambda: not leftovers(fleet))
+            await until(lambda: not fleet.leftovers())
             await until(lambda: sum(watchman.seen) == 1)
             await fleet.apply("a-5", 2)
             await fleet.delete("a-6")
             await fleet.settled(SECONDS)
-            await until(lambda: not leftovers(fleet))
+            await until(lambda: not fleet.leftovers())
             assert fleet.books.overruns == []
             assert watchman.longest < LATE
             assert not watching.done()

@@ -30,20 +30,6 @@ OUTAGE_SECONDS = float(os.environ.get("LORAFLEET_OUTAGE_SECONDS", "3"))
 CANARY = {"canary": {"engines": 1, "holdSeconds": 2}}
 
 
-def served(fleet: SimulatedFleet) -> dict[str, set[str]]:
-    """Return the names that each engine answers to."""
-    return {
-        name: {entry.served_name for entry in engine.loaded.values() if entry.published}
-        for name, engine in fleet.engines.items()
-    }
-
-
-def leftovers(fleet: SimulatedFleet) -> list[str]:
-    wanted = {f"{fleet.namespace}/{name}" for name in fleet.adapters}
-    entries = [e for engine in fleet.engines.values() for e in engine.loaded.values()]
-    return [e.adapter for e in entries if e.adapter not in wanted]
-
-
 def settings(fleet: SimulatedFleet, **more: str) -> dict[str, str]:
     return {
         "LORAFLEET_NAMESPACES": fleet.namespace,
@@ -71,7 +57,7 @@ async def test_nothing_is_lost_while_it_is_away_and_all_goes_on_when_it_is_back(
             for number in range(8):
                 await fleet.apply(f"a-{number}")
             await fleet.settled(SECONDS)
-            before, unloads, loads = served(fleet), fleet.books.unloads, fleet.books.loads
+            before, unloads, loads = fleet.served(), fleet.books.unloads, fleet.books.loads
 
             # Loads, rollouts, trials and deletions are under way.
             for number in range(3):
@@ -86,7 +72,7 @@ async def test_nothing_is_lost_while_it_is_away_and_all_goes_on_when_it_is_back(
             # For longer than a lease's time: nobody acts, and engines go on.
             await until(lambda: "shard 0 is not ours" in operator.process.log.read_text())
             await asyncio.sleep(OUTAGE_SECONDS)
-            now = served(fleet)
+            now = fleet.served()
             assert all(before[engine] - now[engine] <= {f"{namespace}/a-4"} for engine in before), (
                 "what was served is served, but for what was deleted"
             )
@@ -95,13 +81,13 @@ async def test_nothing_is_lost_while_it_is_away_and_all_goes_on_when_it_is_back(
             for name in killed:
                 await asyncio.to_thread(mortal.start_again, name)
             await fleet.settled(SECONDS)
-            await until(lambda: not leftovers(fleet))
+            await until(lambda: not fleet.leftovers())
             assert operator.process.running
             # And hears of what comes.
             await fleet.apply("a-5", 2)
             await fleet.delete("a-6")
             await fleet.settled(SECONDS)
-            await until(lambda: not leftovers(fleet))
+            await until(lambda: not fleet.leftovers())
             assert fleet.books.overruns == []
 
 
@@ -134,5 +120,5 @@ async def test_what_changed_while_no_watch_ran_is_seen_in_the_lists_after(
             await asyncio.to_thread(mortal.start_again, "kube-apiserver")
             os.kill(operator.process.pid, signal.SIGCONT)
             await fleet.settled(SECONDS)
-            await until(lambda: not leftovers(fleet))
-            assert not any("a-1" in str(served(fleet)[name]) for name in fleet.engines)
+            await until(lambda: not fleet.leftovers())
+            assert not any("a-1" in str(fleet.served()[name]) for name in fleet.engines)
