@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 from kubernetes import config
 from simulated_engine import Behaviour, Books, SimulatedEngine, profile_of
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -225,6 +226,17 @@ class SimulatedFleet:
             for name, each in self.adapters.items()
             if served[f"{self.namespace}/{name}", each.digest] != self.replicas
         ]
+
+    async def stir(self, rollout: dict[str, Any]) -> None:
+        """Leave loads, updates, one by `rollout` and a deletion under way; a-0 to a-7 are served."""
+        loads = self.books.loads
+        for number in range(3):
+            await self.apply(f"a-{number}", 2)
+        await self.apply("a-3", 2, rollout=rollout)
+        await self.delete("a-4")
+        for number in range(8, 14):
+            await self.apply(f"a-{number}")
+        await until(lambda: self.books.loads > loads)
 
     def served(self) -> dict[str, set[str]]:
         """Return the names that each engine answers to."""
