@@ -180,8 +180,8 @@ async def test_a_sidecar_that_wants_chunks_beyond_the_plan_is_not_obeyed(volume:
 
 
 async def test_memory_is_bounded_by_the_window_not_by_the_adapter(volume: Path) -> None:
-    adapter = source_adapter(layers=2, width=16384, rank=32)
-    assert len(adapter.data) > 100 * CHUNK
+    adapter = source_adapter(layers=8, width=16384, rank=32)
+    assert len(adapter.data) > 400 * CHUNK
     payload = Source(adapter).payload()
     held = peak = 0
 
@@ -196,7 +196,7 @@ async def test_memory_is_bounded_by_the_window_not_by_the_adapter(volume: Path) 
         nonlocal held
         held -= 1
 
-    async with serving(volume / "a", limit=64 << 20, profile=_wide) as running:
+    async with serving(volume / "a", limit=128 << 20, profile=_wide) as running:
         client = SidecarClient("127.0.0.1", running.port)
         tracemalloc.start()
         result = (
@@ -207,14 +207,15 @@ async def test_memory_is_bounded_by_the_window_not_by_the_adapter(volume: Path) 
         committed(result)
         # The queue, the reads ahead, one chunk in the feeder's hand and one in the sender's.
         assert peak <= LIMITS.window_chunks + 3
-        assert most < len(adapter.data) / 2
+        # And what a sidecar's check of the image takes, whatever that is long.
+        assert most < len(adapter.data) / 4
         await client.close()
 
 
 def _wide():  # type: ignore[no-untyped-def]
     from staging_builders import engine_profile
 
-    return engine_profile(layers=2, width=16384)
+    return engine_profile(layers=8, width=16384)
 
 
 def _link(
