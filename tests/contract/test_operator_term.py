@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.request import getproxies_environment
 
 import pytest
 from aiohttp import web
@@ -18,7 +20,30 @@ from operator_rig import operator
 from waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+_PLACE: Final = path(("lorafleet.dev", "v1alpha1", "loraadapters"), "team-a", "x")
+
+
+@asynccontextmanager
+async def _api_server(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[None]:
+    """Have `answer` be the API server of clients that are made meanwhile."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    before = client.Configuration.get_default_copy()
+    port = runner.addresses[0][1]
+    client.Configuration.set_default(client.Configuration(host=f"http://localhost:{port}"))
+    try:
+        yield
+    finally:
+        client.Configuration.set_default(before)
+        await runner.cleanup()
 
 
 async def test_a_write_that_waited_for_its_turn_until_the_term_was_over_is_not_sent() -> None:
@@ -31,22 +56,12 @@ async def test_a_write_that_waited_for_its_turn_until_the_term_was_over_is_not_s
             await hold.wait()
         return web.json_response({"metadata": {"name": "x"}})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    before = client.Configuration.get_default_copy()
-    host, port = runner.addresses[0][:2]
-    client.Configuration.set_default(client.Configuration(host=f"http://{host}:{port}"))
     mine = Term()
-    async with BoundedClient() as api:
-        place = path(("lorafleet.dev", "v1alpha1", "loraadapters"), "team-a", "x")
+    async with _api_server(answer), BoundedClient() as api:
         with mine.acting():
-            reads = [asyncio.create_task(ask(api, "GET", place)) for _ in range(16)]
+            reads = [asyncio.create_task(ask(api, "GET", _PLACE)) for _ in range(16)]
             await until(lambda: len(seen) == 16)
-            write = asyncio.create_task(ask(api, "PATCH", place, {}))
+            write = asyncio.create_task(ask(api, "PATCH", _PLACE, {}))
             await asyncio.sleep(0)
             mine.end()
             hold.set()
@@ -54,8 +69,43 @@ async def test_a_write_that_waited_for_its_turn_until_the_term_was_over_is_not_s
             with pytest.raises(TermOver):
                 await write
     assert seen == ["GET"] * 16
-    client.Configuration.set_default(before)
-    await runner.cleanup()
+
+
+async def test_a_password_in_the_home_folder_is_neither_read_nor_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    (tmp_path / "netrc").write_text("machine localhost login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in getproxies_environment():
+        for each in (f"{name}_proxy", f"{name}_proxy".upper()):
+            monkeypatch.delenv(each, raising=False)
+    async with _api_server(answer), BoundedClient() as api:
+        await ask(api, "GET", _PLACE)
+    assert sent == [None]
+
+
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.raw_path)
+        return web.json_response({})
+
+    async with _api_server(answer):
+        proxy = client.Configuration.get_default().host
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        client.Configuration.get_default().host = "http://cluster.invalid"
+        async with BoundedClient() as api:
+            await ask(api, "GET", _PLACE)
+    assert [each.split("/apis")[0] for each in asked] == ["http://cluster.invalid"]
 
 
 @pytest.mark.parametrize(("atomic", "version"), [(True, "7"), (False, "6")])

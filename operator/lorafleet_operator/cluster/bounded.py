@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
+from urllib.request import getproxies_environment
 
 from kubernetes.aio import client
 
@@ -20,7 +21,11 @@ class BoundedClient(client.ApiClient):  # type: ignore[misc] # the library is no
     """
 
     def __init__(self) -> None:
-        client.Configuration.get_default().connection_pool_maxsize = _REQUESTS
+        shared = client.Configuration.get_default()
+        shared.connection_pool_maxsize = _REQUESTS
+        # Where nobody set a proxy: each request would ask one thread for it, and another one for a
+        # password in ~/.netrc, which no API server takes.
+        shared.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         super().__init__()
         self._turn = asyncio.Semaphore(_REQUESTS)
 
