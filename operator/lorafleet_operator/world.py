@@ -6,6 +6,7 @@ latest inventories.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from sys import intern
@@ -132,8 +133,14 @@ class EngineView:
 
     def loaded(self, adapter: str) -> list[pb.LoadedAdapter]:
         """Return what the engine has loaded for the adapter, whatever the served name."""
-        found = self.inventory.loaded if self.inventory else ()
-        return [entry for entry in found if entry.adapter == adapter]
+        return self._loaded.get(adapter, [])
+
+    @cached_property
+    def _loaded(self) -> Mapping[str, list[pb.LoadedAdapter]]:
+        found = defaultdict[str, list[pb.LoadedAdapter]](list)
+        for entry in self.inventory.loaded if self.inventory else ():
+            found[entry.adapter].append(entry)
+        return found
 
     def is_recycled(self, going: Recycling | None) -> bool:
         """Return whether this start of vLLM is the one that a pool's status says is to end."""
@@ -145,18 +152,24 @@ class EngineView:
 
     def staged(self, digest: str) -> pb.StagedRevision | None:
         """Return the staged revision of `digest`."""
-        found = self.inventory.staged if self.inventory else ()
-        return next((entry for entry in found if entry.digest == digest), None)
+        return self._staged.get(digest)
+
+    @cached_property
+    def _staged(self) -> Mapping[str, pb.StagedRevision]:
+        return {entry.digest: entry for entry in self.inventory.staged} if self.inventory else {}
 
     def digest_of(self, fingerprint: str) -> str:
         """Return the digest under which the source's content is staged here, "" if it is not."""
-        if self.inventory is None or not fingerprint:
+        if not fingerprint:
             return ""
-        for entry in self.inventory.staged:
-            if entry.fingerprint == fingerprint:
-                return entry.digest
+        named = self._named.get(fingerprint, "")
         learned = (self.digests or {}).get(fingerprint, "")
-        return learned if self.staged(learned) else ""
+        return named or (learned if learned in self._staged else "")
+
+    @cached_property
+    def _named(self) -> Mapping[str, str]:
+        staged = self.inventory.staged if self.inventory else ()
+        return {entry.fingerprint: entry.digest for entry in reversed(staged)}  # the first of two
 
 
 @dataclass(frozen=True)
