@@ -10,9 +10,9 @@ that they cost little), and in one run, one after the other:
   without the plugin, in place the second time;
 - lorafleet: `push_later` in the training step, then operator, sidecar and a vLLM with the plugin.
 
-Each for a first revision and for one of which a tenth of the tensors changed: seconds in the training
-step, and from its begin until the load call answered or the adapter is Ready, and until the engine
-answered with it. Then one push in the foreground with all changed: GB/s until the operator has it on
+Each for a first revision, for one of which a tenth of the tensors changed, and for one of which all did, as
+after each step of RL: seconds in the training step, and from its begin until the load call answered or the
+adapter is Ready, and until the engine answered with it. Then one push in the foreground with all changed: GB/s until the operator has it on
 its disk, and how the trainer's memory grew at most. Ends with 1 if by more than MOST_MIB.
 """
 
@@ -120,11 +120,11 @@ def timed(
     engine: Engine,
     model: str,
 ) -> list[Row]:
-    """Bring two revisions, by what is done in the training step and what then; return their rows."""
+    """Bring revisions, by what is done in the training step and what then; return their rows."""
     found = []
-    for turn, what in enumerate(("first", "a tenth changed")):
-        if turn:
-            training.tenths.change(turn)
+    for what, tenths in (("first", ()), ("a tenth changed", (1,)), ("all changed", range(10))):
+        for tenth in tenths:
+            training.tenths.change(tenth)
         began = time.perf_counter()
         begun = in_step()
         stepped = time.perf_counter() - began

@@ -1,6 +1,7 @@
 """One push while it comes: which tensors are asked for, and the file that they are written to.
 
-Blocks; runs in threads. The file `data/<hex>.part` holds whole tensors one after another, and
+Blocks; runs in threads. Messages are written and hashed side by side, a few of them, and count in
+their order: the file `data/<hex>.part` holds whole tensors one after another, and
 `data/<hex>.part.index` the digest and size of each. After a break both are read again, and a tensor
 counts only if its bytes still have its digest.
 """
@@ -10,18 +11,22 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections import Counter
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Final
 
 from lorafleet.durable import sync_directory
 from lorafleet.errors import DigestMismatch, TransferInterrupted
+from lorafleet.push.tensors import PIECE_BYTES
 
 from lorafleet_operator.crashpoint import crash_at
+from lorafleet_operator.push.message import Message, Piece, write, writers
 from lorafleet_operator.push.shelf import overhead
 from lorafleet_operator.sources.pushed import PART, Place, hex_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from lorafleet_operator.push.revision import PushedRevision
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 _WHOLE: Final = struct.Struct("<32sQ")
 _PIECE: Final = 4 << 20
+_AHEAD: Final = 4
+"""Messages of one push that are written and hashed: the bound on its memory, beside the next one."""
 _MOST_FILES: Final = 64
 """Files that one revision may have its tensors in; with more, half of them are brought together."""
 
@@ -43,10 +50,14 @@ class Incoming:
         self._sizes = {d: revision.size(index) for d, index in revision.needed().items()}
         self._files: list[IO[bytes]] = []
         self._brought: dict[bytes, int] = {}  # offsets in the file
-        self._next = 0
-        self._hash = hashlib.sha256()
-        self._done = 0
+        self._end = 0  # of the tensors that count, in the file
+        self._next = self._done = 0  # where the next message begins: in `missing`, in that tensor
+        self._at = 0  # in the file
         self._left = 0
+        self._hash = hashlib.sha256()  # of a tensor that is in several messages
+        self._coming: deque[Future[None]] = deque()
+        self._taker = ThreadPoolExecutor(1, thread_name_prefix="pushed-order")
+        self._broken = False  # something that came is not as promised: nothing counts from there on
         self.received_bytes = 0
         self.missing: list[int] = []
         """Indexes of the tensors to be sent, in that order."""
@@ -63,6 +74,7 @@ class Incoming:
         needed = self._revision.needed()
         self.missing = sorted(needed[each] for each in lacking if each not in self._brought)
         self._left = sum(map(self._revision.size, self.missing))
+        self._at = self._end
 
     def _look(self, wanted: Collection[str]) -> set[bytes]:
         """Find what is here already, and make room for the rest; return what is missing.
@@ -94,7 +106,6 @@ class Incoming:
         for path in (self._part, self._index):
             self._files.append(path.open("r+b" if path.exists() else "w+b", buffering=0))
         self._file, self._list = self._files
-        self._end = 0
         whole = 0
         for digest, size in _WHOLE.iter_unpack(_even(self._list.read())):
             if _digest(self._file.fileno(), self._end, size) != digest:
@@ -109,51 +120,83 @@ class Incoming:
     def write(self, tensor: int, offset: int, content: bytes) -> None:
         """Take bytes of the tensor, and of the missing ones behind it as far as they reach.
 
-        Raises TransferInterrupted, and takes nothing, for bytes that are not the next, for none and
-        for more than is missing; DigestMismatch.
+        Returns before they are written and checked: what is wrong with them is raised by a later
+        call, `settle` at the latest. Raises TransferInterrupted, and takes nothing, for bytes that
+        are not the next, for none, for more than is missing or than one message may have;
+        DigestMismatch.
         """
         expected = self.missing[self._next] if self._next < len(self.missing) else None
         if tensor != expected or offset != self._done:
             want = "the end" if expected is None else f"tensor {expected} at {self._done}"
             raise TransferInterrupted(f"got tensor {tensor} at {offset}, expected {want}")
-        if not 0 < len(content) <= self._left:
+        most = min(self._left, PIECE_BYTES)
+        if not 0 < len(content) <= most:
             raise TransferInterrupted(
-                f"got {len(content)} bytes at tensor {tensor}, expected 1 to {self._left}"
+                f"got {len(content)} bytes at tensor {tensor}, expected 1 to {most}"
             )
-        _write(self._file.fileno(), self._end + self._done, content)
+        while self._coming and (len(self._coming) >= _AHEAD or self._coming[0].done()):
+            self._coming.popleft().result()
+        message = Message(self._at, content, self._cut(len(content)))
+        self._at += len(content)
         self._left -= len(content)
         self.received_bytes += len(content)
-        crash_at("push.piece")
-        self._cut(content)
+        stored = writers().submit(message.store, self._file.fileno())
+        self._coming.append(self._taker.submit(self._take, message, stored))
 
-    def _cut(self, content: bytes) -> None:
-        """Take the tensors that end in these bytes."""
-        whole: list[bytes] = []
+    def _cut(self, length: int) -> list[Piece]:
+        """Return which tensors the next bytes are of."""
+        pieces, at = list[Piece](), 0
+        while at < length:
+            tensor = self.missing[self._next]
+            left = self._revision.size(tensor) - self._done
+            stop = min(length, at + left)
+            ends = stop == at + left
+            pieces.append(Piece(tensor, at, stop, begins=not self._done, ends=ends))
+            self._next, self._done = (
+                (self._next + 1, 0) if ends else (self._next, self._done + stop - at)
+            )
+            at = stop
+        return pieces
+
+    def settle(self) -> None:
+        """Return when all that came is written and checked. Raises DigestMismatch."""
+        while self._coming:
+            self._coming.popleft().result()
+
+    def _take(self, message: Message, stored: Future[list[bytes]]) -> None:
+        """Count a message's tensors in once it is written. One at a time, in the order they came."""
         try:
-            with memoryview(content) as view:
-                at = 0
-                while at < len(view):
-                    tensor = self.missing[self._next]
-                    size = self._revision.size(tensor)
-                    piece = view[at : at + size - self._done]
-                    self._hash.update(piece)
-                    self._done += len(piece)
-                    at += len(piece)
-                    if self._done == size:
-                        whole.append(self._checked(tensor))
-                        self._next, self._done = self._next + 1, 0
+            digests = iter(stored.result())
         finally:
-            self._take(whole)
+            broken, self._broken = self._broken, True  # until all of it is counted
+        if broken:
+            return
+        whole = list[bytes]()
+        try:
+            for piece in message.pieces:
+                found = next(digests) if piece.whole else self._joined(message, piece)
+                if found:
+                    whole.append(self._checked(piece.tensor, found))
+        finally:
+            self._count(whole)
+        self._broken = False
 
-    def _checked(self, tensor: int) -> bytes:
-        digest = self._revision.digests[tensor]
+    def _joined(self, message: Message, piece: Piece) -> bytes:
+        """Hash a part of a tensor that others go before; return the digest with the last one."""
+        self._hash.update(message.of(piece))
+        if not piece.ends:
+            return b""
         found, self._hash = self._hash.digest(), hashlib.sha256()
+        return found
+
+    def _checked(self, tensor: int, found: bytes) -> bytes:
+        digest = self._revision.digests[tensor]
         if found != digest:
             name = self._revision.name(tensor)
             raise DigestMismatch(f"{name} has digest {found.hex()}, promised {digest.hex()}")
         return digest
 
-    def _take(self, digests: Sequence[bytes]) -> None:
+    def _count(self, digests: Sequence[bytes]) -> None:
         """Count tensors in that lie one after another where the last one ends."""
         entries = [_WHOLE.pack(digest, self._sizes[digest]) for digest in digests]
         self._list.write(b"".join(entries))
@@ -162,9 +205,10 @@ class Incoming:
             self._end += self._sizes[digest]
 
     def commit(self) -> None:
-        """Keep the revision. Raises TransferInterrupted while tensors are missing."""
-        if self._next < len(self.missing):
-            left = len(self.missing) - self._next
+        """Keep the revision. Raises TransferInterrupted while tensors are missing, DigestMismatch."""
+        self.settle()
+        digests = self._revision.digests
+        if left := sum(digests[each] not in self._brought for each in self.missing):
             raise TransferInterrupted(
                 f"{left} of {len(self._revision.digests)} tensors are missing"
             )
@@ -195,14 +239,15 @@ class Incoming:
                 for at in range(0, size, _PIECE):
                     piece = os.pread(file.fileno(), min(_PIECE, size - at), place.offset + at)
                     found.update(piece)
-                    _write(self._file.fileno(), self._end + at, piece)
+                    write(self._file.fileno(), self._end + at, piece)
             if found.digest() != digest:
                 path.unlink(missing_ok=True)  # the next try asks for what was in it
                 raise TransferInterrupted(f"{digest.hex()} is damaged on disk: push it again")
-            self._take([digest])
+            self._count([digest])
 
     def close(self) -> None:
         """Close the files; what has come whole stays for the next try of the same revision."""
+        self._taker.shutdown()
         for file in self._files:
             file.close()
 
@@ -226,10 +271,3 @@ def _digest(descriptor: int, offset: int, size: int) -> bytes:
         found.update(piece)
         at += len(piece)
     return found.digest()
-
-
-def _write(descriptor: int, offset: int, content: bytes) -> None:
-    with memoryview(content) as view:
-        done = 0
-        while done < len(view):
-            done += os.pwrite(descriptor, view[done:], offset + done)

@@ -179,15 +179,22 @@ class PushService(pb_grpc.PushServiceServicer):
         return incoming.received_bytes
 
     async def _receive(self, incoming: Incoming, context: Any) -> None:
+        try:
+            await self._messages(incoming, context)
+        except TransferInterrupted:
+            await done(incoming.settle)  # a wrong tensor that came before says more
+            raise
+
+    async def _messages(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
         while True:
             request = await following(context)
             match request.WhichOneof("message"):
                 case "bytes":
-                    piece = request.bytes
-                    await done(partial(incoming.write, piece.tensor, piece.offset, piece.data))
-                    metrics.PUSHED_BYTES.inc(len(piece.data))
-                    pace.came(len(piece.data))
+                    piece, data = request.bytes, request.bytes.data  # a copy
+                    await done(partial(incoming.write, piece.tensor, piece.offset, data))
+                    metrics.PUSHED_BYTES.inc(len(data))
+                    pace.came(len(data))
                 case "commit":
                     return
                 case other:

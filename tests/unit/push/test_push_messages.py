@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,6 +18,7 @@ from lorafleet.push.tensors import PIECE_BYTES, FileTensor
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from lorafleet_operator.push.incoming import Incoming
+from lorafleet_operator.push.message import Message
 from push_replica import answering
 from spool_builders import end, push, read, revision, spool
 
@@ -168,8 +171,9 @@ def test_what_was_whole_before_a_wrong_tensor_of_the_same_message_is_not_asked_f
     incoming = begun(tmp_path)
     wrong = bytearray(MISSING)
     wrong[-6] ^= 1  # the last byte of tensor 5
+    incoming.write(0, 0, bytes(wrong))
     with pytest.raises(DigestMismatch, match=r"^t5 has digest"):
-        incoming.write(0, 0, bytes(wrong))
+        incoming.settle()
     end(incoming._spool, "t/a", incoming)
     again = Incoming(spool(tmp_path), "t/a", revision(TENSORS))
     again.open(set())
@@ -178,3 +182,83 @@ def test_what_was_whole_before_a_wrong_tensor_of_the_same_message_is_not_asked_f
     again.commit()
     again.close()
     assert read(tmp_path, "t/a", revision(TENSORS).revision) == b"".join(TENSORS)
+
+
+def send_wrong(incoming: Incoming, cuts: Sequence[int], at: int) -> None:
+    """Send all that is missing, cut there, with another byte at `at`."""
+    place = 0
+    for tensor, offset, data in starts(cuts):
+        wrong = bytearray(data)
+        if place <= at < place + len(data):
+            wrong[at - place] ^= 1
+        place += len(data)
+        incoming.write(tensor, offset, bytes(wrong))
+    incoming.settle()
+
+
+@given(cuts=st.lists(st.integers(0, len(MISSING)), max_size=8), at=st.integers(0, len(MISSING) - 1))
+def test_nothing_counts_from_a_wrong_byte_on(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], at: int
+) -> None:
+    """However the bytes are cut, and though messages behind the wrong one are right and written."""
+    root = tmp_path_factory.mktemp("spool")
+    incoming = begun(root)
+    stops = accumulate(len(TENSORS[index]) for index in incoming.missing)
+    left = [index for index, stop in zip(incoming.missing, stops, strict=True) if stop > at]
+    with pytest.raises(DigestMismatch, match=f"^t{left[0]} has digest"):
+        send_wrong(incoming, cuts, at)
+    with pytest.raises(TransferInterrupted, match=f"^{len(left)} of 7 tensors are missing"):
+        incoming.commit()
+    end(incoming._spool, "t/a", incoming)
+    again = Incoming(spool(root), "t/a", revision(TENSORS))
+    again.open(set())
+    assert again.missing == left
+    end(again._spool, "t/a", again)
+
+
+MESSAGES = tuple(bytes([number]) * 100 for number in range(12))
+
+
+def test_a_few_messages_are_taken_while_the_first_is_written_and_none_counts_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, some = threading.Event(), threading.Event()
+    store, log = Message.store, list[str]()
+
+    def late(message: Message, descriptor: int) -> list[bytes]:
+        if message.offset == 0:
+            opened.wait(60)
+        return store(message, descriptor)
+
+    def send() -> None:
+        for number, data in enumerate(MESSAGES):
+            incoming.write(number, 0, data)
+            log.append(f"{number} taken")
+            if number == 3:
+                some.set()
+
+    monkeypatch.setattr(Message, "store", late)
+    incoming = Incoming(spool(tmp_path), "t/a", revision(MESSAGES))
+    incoming.open(set())
+    with ThreadPoolExecutor(1) as trainer:
+        sent = trainer.submit(send)
+        assert some.wait(60)
+        assert incoming._index.stat().st_size == 0
+        log.append("written")
+        opened.set()
+        sent.result(60)
+    assert log.index("written") < log.index("4 taken"), "memory is bounded"
+    incoming.commit()
+    incoming.close()
+    assert read(tmp_path, "t/a", revision(MESSAGES).revision) == b"".join(MESSAGES)
+
+
+def test_more_in_a_message_than_the_protocol_has_is_refused(tmp_path: Path) -> None:
+    large = bytes(PIECE_BYTES + 1)
+    incoming = Incoming(spool(tmp_path, 9 << 20, 9 << 20), "t/a", revision((large,)))
+    incoming.open(set())
+    with pytest.raises(
+        TransferInterrupted, match=r"^got 4194305 bytes at tensor 0, expected 1 to 4194304$"
+    ):
+        incoming.write(0, 0, large)
+    incoming.close()

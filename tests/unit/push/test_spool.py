@@ -224,8 +224,9 @@ def test_what_is_not_the_next_piece_and_what_is_another_content_is_refused(tmp_p
         shutil.rmtree(tmp_path / "t")
     incoming = Incoming(there, "t/a", revision(tensors))
     incoming.open(set())
+    incoming.write(0, 0, b"x" * 100)
     with pytest.raises(DigestMismatch, match="t0 has digest"):
-        incoming.write(0, 0, b"x" * 100)
+        incoming.settle()
     with pytest.raises(TransferInterrupted, match="2 of 2 tensors are missing"):
         incoming.commit()
     incoming.close()
