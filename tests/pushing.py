@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from kube_rest import KubeRest
+from lorafleet.grpc_streams import WrittenCall
 from lorafleet.push import Fleet
 from lorafleet.push.connection import ADAPTER_KEY
 from lorafleet.v1alpha1 import push_pb2 as pb
@@ -176,36 +177,29 @@ class Trainer:
     ) -> pb.PushCommitted:
         """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`."""
         async with self.channel() as channel:
-            call = pb_grpc.PushServiceStub(channel).Push(
-                metadata=self.metadata, wait_for_ready=True, timeout=seconds
+            stub = pb_grpc.PushServiceStub(channel)
+            call = WrittenCall(
+                stub.Push(metadata=self.metadata, wait_for_ready=True, timeout=seconds)
             )
             await call.write(pb.PushRequest(manifest=self.manifest(content, step, **more)))
-            answer = await call.read()
-            if answer is grpc.aio.EOF:
-                await call  # raises what the server said
-            missing = list(answer.accepted.missing)
+            missing = list((await call.read()).accepted.missing)
             self.sent += missing
             self.reached("accepted")
             data = list(content.tensors.values())
-            try:
-                for count, index in enumerate(missing):
-                    if count == stop_after:
-                        while not arrived():
-                            await asyncio.sleep(0.01)
-                        call.cancel()
-                        raise BrokenOff
-                    for piece in pieces(index, data[index]):
-                        await call.write(pb.PushRequest(bytes=piece))
-                        self.reached("piece")
-                await call.write(pb.PushRequest(commit=pb.CommitPush()))
-                self.reached("commit")
-            except asyncio.InvalidStateError:  # it has ended: say how
-                await call
-            await call.done_writing()
-            answer = await call.read()
-            if answer is grpc.aio.EOF:
-                await call
-            return answer.committed
+            for count, index in enumerate(missing):
+                if count == stop_after:
+                    while not arrived():
+                        await asyncio.sleep(0.01)
+                    call.cancel()
+                    raise BrokenOff
+                for piece in pieces(index, data[index]):
+                    await call.write(pb.PushRequest(bytes=piece))
+                    self.reached("piece")
+            await call.write(pb.PushRequest(commit=pb.CommitPush()))
+            self.reached("commit")
+            committed: pb.PushCommitted = (await call.read()).committed
+            await call.finish()
+            return committed
 
     def channel(self) -> grpc.aio.Channel:
         """Return a channel to the operator, not connected yet."""

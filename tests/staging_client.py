@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from lorafleet import frames
+from lorafleet.grpc_streams import WrittenCall
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class StageCall:
         method = channel.stream_stream(
             SERVICE + "StageAdapter", response_deserializer=pb.StageAdapterResponse.FromString
         )
-        self.call: Any = method()
+        self.call = WrittenCall(method())
 
     async def manifest(self, manifest: pb.AdapterManifest) -> pb.StageAdapterResponse:
         """Send a manifest; return `accepted` or `committed`."""
@@ -43,23 +44,15 @@ class StageCall:
 
     async def raw(self, message: bytes) -> None:
         """Send any bytes as a message. Raises the call's own error if it is over."""
-        try:
-            await self.call.write(message)
-        except grpc.aio.UsageError:
-            await self.answer()
+        await self.call.write(message)
 
     async def answer(self) -> pb.StageAdapterResponse:
         """Return the next response. Raises the call's error, AioRpcError, if there is none."""
         response = await self.call.read()
         if response is grpc.aio.EOF:
-            code = await self.call.code()
-            raise grpc.aio.AioRpcError(
-                code,
-                await self.call.initial_metadata(),
-                await self.call.trailing_metadata(),
-                details=await self.call.details(),
-            )
-        return response
+            raise await self.call.ended()
+        found: pb.StageAdapterResponse = response
+        return found
 
 
 async def stage(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import grpc.aio
 from lorafleet import frames
 from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
 from lorafleet.grpc_errors import REASON_KEY
+from lorafleet.grpc_streams import WrittenCall
 from lorafleet.pulse import Pulse
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
@@ -74,7 +74,7 @@ class NeighbourCall:
             request_serializer=None,  # messages are passed on as they came
             response_deserializer=pb.StageAdapterResponse.FromString,
         )
-        self._call = method()
+        self._call = WrittenCall(method())
 
     async def open(
         self, manifest: pb.AdapterManifest, seconds: float
@@ -119,7 +119,7 @@ class NeighbourCall:
     async def _read(self) -> pb.StageAdapterResponse:
         answer = await self._call.read()
         if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
-            raise await self._failure()
+            raise await self._call.ended()
         return answer
 
     async def _ask(self) -> None:
@@ -138,14 +138,6 @@ class NeighbourCall:
             raise self._translate(
                 error.code(), error.details(), error.trailing_metadata()
             ) from None
-        except (grpc.aio.UsageError, asyncio.InvalidStateError):  # the call is over
-            raise await self._failure() from None
-
-    async def _failure(self) -> LorafleetError:
-        call = self._call
-        return self._translate(
-            await call.code(), await call.details(), await call.trailing_metadata()
-        )
 
     def _translate(
         self, code: grpc.StatusCode, details: str | None, metadata: Any

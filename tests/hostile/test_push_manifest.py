@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+from lorafleet.grpc_streams import WrittenCall
 from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from push_door import Door, door
@@ -132,13 +133,14 @@ async def test_messages_that_are_wrong_end_the_push_and_nothing_else(
     other = Content.of(3, 4)
     kept = await trainer.push(other, 1)
     async with trainer.channel() as channel:
-        call = channel.stream_stream(
+        push = channel.stream_stream(
             "/lorafleet.v1alpha1.PushService/Push",
             request_serializer=lambda each: (
                 each if isinstance(each, bytes) else each.SerializeToString()
             ),
             response_deserializer=pb.PushResponse.FromString,
-        )(metadata=trainer.metadata, timeout=30)
+        )
+        call = WrittenCall(push(metadata=trainer.metadata, timeout=30))
         await call.write(pb.PushRequest(manifest=trainer.manifest(GOOD, 2)))
         await call.read()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -150,13 +152,10 @@ async def test_messages_that_are_wrong_end_the_push_and_nothing_else(
     assert not [each for each in there.files() if ".part" in each]
 
 
-async def _send(call: Any, messages: list[Any]) -> None:
+async def _send(call: WrittenCall, messages: list[Any]) -> None:
     for each in messages:
         await call.write(each)
-    await call.done_writing()
-    while await call.read() is not grpc.aio.EOF:
-        pass
-    await call
+    await call.finish()
 
 
 async def test_streams_left_open_are_cut_off_and_keep_no_place(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 from lorafleet.errors import EngineUnreachable, LorafleetError, from_reason
+from lorafleet.grpc_streams import WrittenCall
 from lorafleet.profile import EngineProfile
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet.v1alpha1 import sidecar_pb2_grpc as pb_grpc
@@ -43,8 +44,6 @@ _OPTIONS: Final = (
 )
 _CALLS_SECONDS: Final = 3600.0
 """So long may a call go on over a connection whose certificates were renewed."""
-_OVER: Final = (grpc.aio.UsageError, asyncio.InvalidStateError)
-"""What the library raises for a stream that has ended, whose status says why."""
 _SILENT: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -258,47 +257,29 @@ class ByteStream:
 
     def __init__(self, client: SidecarClient, call: Any) -> None:
         self._client = client
-        self._call = call
+        self._call = WrittenCall(call)
 
     async def write(self, message: bytes) -> None:
         """Send one encoded request; waits while the other side is slower."""
-        try:
-            async with self._client.answering():
-                await self._call.write(message)
-        except _OVER:
-            raise await self._failure() from None
+        async with self._client.answering():
+            await self._call.write(message)
 
     async def read(self) -> pb.StageAdapterResponse:
         """Return the next answer of a StageAdapter stream."""
         async with self._client.answering():
-            answer: Any = await self._call.read()
-        if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
-            raise await self._failure()
+            answer = await self._call.read()
+            if not isinstance(answer, pb.StageAdapterResponse):  # grpc.aio.EOF
+                raise await self._call.ended()
         return answer
 
     async def finish(self) -> None:
         """Say that nothing follows and wait until the other side has dealt with it all."""
-        try:
-            async with self._client.answering():
-                await self._call.done_writing()
-                if await self._call.code() is not grpc.StatusCode.OK:
-                    raise await self._failure()
-        except _OVER:
-            raise await self._failure() from None
+        async with self._client.answering():
+            await self._call.finish()
 
     def cancel(self) -> None:
         """End the call now, whatever its state."""
         self._call.cancel()
-
-    async def _failure(self) -> LorafleetError:
-        async with self._client.answering():
-            code = await self._call.code()
-            return translate_status(
-                code,
-                await self._call.details() or "the stream ended early",
-                _reason(await self._call.trailing_metadata()),
-                self._client.address,
-            )
 
 
 class LifeQuestion:
@@ -352,7 +333,8 @@ def translate_status(
     """Return the error for a call's final status; `reason` is empty if none was sent."""
     if reason:
         return from_reason(reason, details or f"sidecar at {address} gave no message ({reason})")
-    text = f"sidecar at {address}: {code.name}: {details}".splitlines()[0]
+    said = details or "the call ended early"
+    text = f"sidecar at {address}: {code.name}: {said}".splitlines()[0]
     if code in _SILENT:
         return EngineUnreachable(text)
     return LorafleetError(text)
