@@ -25,7 +25,7 @@ from lorafleet.errors import (
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.shelf import FILE_BYTES, cost, overhead
 from lorafleet_operator.push.spool import Spool
-from lorafleet_operator.sources.pushed import PART, Place, hex_of
+from lorafleet_operator.sources.pushed import PART, Place, hex_of, read_places
 from spool_builders import REVISIONS, end, push, read, revision, source, spool
 
 if TYPE_CHECKING:
@@ -282,6 +282,24 @@ def test_what_another_push_builds_on_is_not_taken_for_room(tmp_path: Path) -> No
     end(there, "t/a", going)
     assert read(tmp_path, "t/a", revision(new).revision) == b"".join(new)
     push(there, "u/a", other, set())
+
+
+def test_a_place_that_goes_for_room_is_looked_for_again_where_the_tensor_lies_too(
+    tmp_path: Path,
+) -> None:
+    """The newer revision with it goes; the older one, which a spec names, has it as well."""
+    shared, large = b"s" * 1000, b"l" * 100_000
+    older, newer, new = (shared, large), (shared, b"n"), (shared, b"w" * 2000)
+    there = spool(tmp_path)
+    push(there, "t/a", older, set())
+    push(there, "t/a", newer, set())
+    folders = [tmp_path / "t/a/revisions" / hex_of(revision(e).revision) for e in (older, newer)]
+    assert len({read_places(folder)[0].file for folder in folders}) == 2, "it was moved"
+    kept = {f"t/a/{folders[0].name}"}
+    room = cost(tmp_path / "t/a", parts=True) + price(new[1:]) - 1
+    assert push(spool(tmp_path, room), "t/a", new, kept).missing == [1]
+    assert [folder.exists() for folder in folders] == [True, False]
+    assert read(tmp_path, "t/a", revision(new).revision) == b"".join(new)
 
 
 def test_what_is_lost_or_torn_is_asked_for_again(tmp_path: Path) -> None:
