@@ -55,7 +55,7 @@ class Sleeper:
     def wake(self, *, news: bool = False) -> None:
         self.woken.set()
 
-    def cut(self) -> None:
+    def cut(self, *, news: bool = True) -> None:
         self.cuts += 1
         self.wake()
 

@@ -95,6 +95,7 @@ async def operator(root: Path, *rigs: Rig) -> AsyncIterator[Operator]:
             {pod.uid for pod in pods},
         )
         yield Operator(fleet, root / "sources")
+        await fleet.readers.close()
         await fleet.links.close()
 
 

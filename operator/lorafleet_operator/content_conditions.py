@@ -15,6 +15,7 @@ from lorafleet_operator.api.v1alpha1 import EngineRefusal
 
 if TYPE_CHECKING:
     from lorafleet_operator.facts import Facts
+    from lorafleet_operator.memory import Verdict
 
 IDENTITY: Final = "AdapterIsIdentity"
 """The sidecar's note of a revision that changes nothing."""
@@ -29,7 +30,7 @@ def content_conditions(facts: Facts) -> list[Found]:
 
 
 def _normalized(facts: Facts) -> Found | None:
-    accepted = [found for found in facts.verdicts.values() if found.error is None]
+    accepted = _accepted(facts)
     if not accepted or facts.pinned:
         return None
     # In the order of the rewrites; engines of several kinds may need several.
@@ -42,9 +43,14 @@ def _normalized(facts: Facts) -> Found | None:
     return ConditionType.NORMALIZED, True, Reason.REWRITTEN, text
 
 
+def _accepted(facts: Facts) -> list[Verdict]:
+    """Return what preflight said of the files themselves for engines that take them."""
+    return [each for each in facts.verdicts.values() if each.error is None and not each.by_arena]
+
+
 def _partial(facts: Facts) -> Found | None:
     """What the engines lack refuses the adapter; only the spec can leave it out."""
-    accepted = [verdict for verdict in facts.verdicts.values() if verdict.error is None]
+    accepted = _accepted(facts)
     if facts.pinned:
         return None
     lines = sorted({verdict.left_out for verdict in accepted if verdict.left_out})

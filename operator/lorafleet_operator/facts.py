@@ -93,6 +93,8 @@ class Facts:
     """Identity of the pushed content that the spec names, whether it is wanted now or not."""
     source_error: LorafleetError | None = None
     """Why the source could not be read now."""
+    unread: bool = False
+    """Whether the source has yet to answer: what is known of it is of an earlier look."""
     not_staged: str = ""
     """Why the revision that the spec names cannot be served."""
     # preflight, by pod UID
@@ -154,6 +156,19 @@ class Facts:
         if errors and all(errors):
             return errors[0]
         return None
+
+    @property
+    def may_read(self) -> bool:
+        """Whether engines may be sent what the source holds."""
+        return not self.pinned and not self.unread and self.source_error is None
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the content can be had from nobody now: no engine has it, nor can its source be
+        read."""
+        if self.source_error is None and not self.unread:
+            return False
+        return not revisions.digest_of(self.engines, self.fingerprint)
 
     @property
     def may_act(self) -> bool:

@@ -38,6 +38,11 @@ class Turn:
         if not self._taken:
             self._taken = await self._places.acquire()
 
+    def pass_on(self) -> Turn:
+        """Return what stands for the place from now on: this one does no more."""
+        taken, self._taken = self._taken, False
+        return Turn(self._places, taken=taken)
+
     def give_back(self) -> None:
         """Leave the place to others."""
         if self._taken:

@@ -27,6 +27,7 @@ from lorafleet_operator.permissions import refusal, users
 from lorafleet_operator.pool_planner import PoolPlanner
 from lorafleet_operator.routing.router import Router
 from lorafleet_operator.safe_points import SafePoints
+from lorafleet_operator.source_reader import Readers
 from lorafleet_operator.sources.bounds import SourceSettings
 from lorafleet_operator.term import Term
 from lorafleet_operator.transfer.links import Endpoint, EngineLink, Links
@@ -74,6 +75,7 @@ class Fleet:
         self.transfers = FairPlaces(settings.transfers, settings.transfers * 3 // 4)
         self.paces = Paces()
         self.sources = FairPlaces(settings.sources, settings.sources * 3 // 4)
+        self.readers = Readers(self)
         self.load_rates = LoadRates(asyncio.get_running_loop().time)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
@@ -322,9 +324,11 @@ class Fleet:
         self.memory.forget(uid)
         self.router.forget(key, uid)
         self.secrets.follow(key, None)
+        self.readers.drop(uid)
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.readers.close()
         await self.secrets.close()
         await self.router.close()
         await self.requested.close()

@@ -135,7 +135,7 @@ def _settled(pool: EnginePool, fleet: Fleet) -> PoolPlanner:
     planner = fleet.planner(pool.key)
     planner.look_at_engines(pool, fleet.world, fleet.links, fleet.settings.engine_grace_seconds)
     planner.look_at_adapters(fleet.world.adapters.get(pool.key) or (), fleet.barred)
-    planner.settle(fleet.wakeups.wake)
+    planner.settle(fleet.wakeups)
     return planner
 
 

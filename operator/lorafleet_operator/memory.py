@@ -53,6 +53,8 @@ class Verdict:
     notes: tuple[str, ...] = ()
     left_out: str = ""
     error: LorafleetError | None = None
+    by_arena: bool = False
+    """Whether only an engine's arena says so: how the content was rewritten is not known then."""
 
 
 VerdictKey = tuple[str, str, bool, "EngineProfile"]
@@ -92,6 +94,11 @@ class Memory:
     def knows(self, uid: str, generation: int) -> bool:
         """Return whether the source was ever looked at under this spec."""
         return self._last(uid, generation) is not None
+
+    def found_last(self, uid: str, generation: int) -> Look | None:
+        """Return the last look under this spec, however long ago, if it found anything."""
+        found = self._last(uid, generation)
+        return found if found is not None and found.error is None else None
 
     def failures(self, uid: str, generation: int) -> int:
         """Return how many looks in a row have failed under this spec."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.course import Course
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.resolve import SourceReader
+    from lorafleet_operator.source_reader import SourceReader
     from lorafleet_operator.transfer.client import SidecarClient
     from lorafleet_operator.transfer.fanout import Target
     from lorafleet_operator.transfer.links import EngineLink
@@ -73,7 +73,8 @@ async def stage(
         return
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
-    await reader.wait_for_turn()
+    if facts.may_read:
+        await reader.wait_for_turn()
     tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
     async with fleet.transfers.of(tenant):
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
@@ -90,10 +91,9 @@ async def _bring(
 ) -> None:
     """Bring one content to engines. Only the newest can come from the source."""
     results: dict[str, pb.StagedRevision | LorafleetError] = {}
-    if facts.source_error is None or content != facts.fingerprint:
-        results |= await fill_from_neighbours(facts, fleet, links, content)
+    results |= await fill_from_neighbours(facts, fleet, links, content)
     rest = {uid: target(link) for uid, link in links.items() if uid not in results}
-    if rest and content == facts.fingerprint and not facts.pinned and facts.source_error is None:
+    if rest and content == facts.fingerprint and facts.may_read:
         try:
             results |= await _send(facts, reader, fleet, rest)
         except (SourceError, DigestMismatch) as error:

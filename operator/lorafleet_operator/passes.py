@@ -22,6 +22,8 @@ from lorafleet_operator.cluster.writes import post_event
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.deletion import let_go
 from lorafleet_operator.fair import Turn
+from lorafleet_operator.permissions import refusal
+from lorafleet_operator.placement import displaced_from, over_quota_on
 from lorafleet_operator.pool_pass import reconcile_pool
 from lorafleet_operator.reconcile import reconcile
 from lorafleet_operator.report import failed, transitions
@@ -93,11 +95,26 @@ def _turn(body: Mapping[str, Any], fleet: Fleet) -> Turn:
 
 
 def _will_look(body: Mapping[str, Any], fleet: Fleet) -> bool:
-    """Return whether the pass will look at the adapter's source, before it does anything else."""
+    """Return whether the pass will look at the adapter's source, before it does anything else.
+
+    Not one that finds what an earlier one left behind, nor one over an adapter that has to go from
+    an engine: whatever its namespace's sources hold up does not hold up that.
+    """
     metadata, spec = body["metadata"], body["spec"]
     poll, now = spec["source"].get("pollIntervalSeconds", 0), asyncio.get_running_loop().time()
     look = fleet.memory.look(metadata["uid"], metadata["generation"], now, poll)
-    return look is None and not spec.get("revision")
+    if look is not None or spec.get("revision") or fleet.readers.has(metadata["uid"]):
+        return False
+    adapter = LoRAAdapter.model_validate(body)
+    about = (adapter.metadata.namespace, adapter.pool_key, adapter.served_name)
+    return refusal(fleet.world, *about) is None and not _has_to_let_go(adapter, fleet)
+
+
+def _has_to_let_go(adapter: LoRAAdapter, fleet: Fleet) -> bool:
+    """Return whether others wait for what it has on an engine, as far as the plan knows."""
+    plan = fleet.planner(adapter.pool_key).plan
+    entry = plan.entries.get(adapter.key)
+    return entry is not None and bool(displaced_from(plan, entry) or over_quota_on(plan, entry))
 
 
 async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:

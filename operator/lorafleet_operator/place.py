@@ -60,7 +60,7 @@ def place(facts: Facts, fleet: Fleet) -> None:
         planner.plan.set_adapter(replace(needs, held_back=True))  # it takes room, and gets no more
     else:
         planner.plan.drop_adapter(facts.key)
-    planner.settle(fleet.wakeups.wake, but=facts.key)
+    planner.settle(fleet.wakeups, but=facts.key)
     see_chosen(facts, fleet, planner)
     if owner is not None:
         text = f"served name {facts.adapter.served_name} is taken by {owner}"
@@ -145,7 +145,7 @@ def _bar(facts: Facts, fleet: Fleet) -> None:
     """Let an adapter that may not be there have no place in the plan."""
     planner = fleet.planner(facts.adapter.pool_key)
     planner.bar(facts.key, facts.created)
-    planner.settle(fleet.wakeups.wake, but=facts.key)
+    planner.settle(fleet.wakeups, but=facts.key)
 
 
 def _over_quota(facts: Facts, planner: PoolPlanner) -> frozenset[str]:
@@ -211,7 +211,7 @@ def demand(facts: Facts, planner: PoolPlanner, fleet: Fleet) -> AdapterDemand:
         size_bytes=known.size_bytes if facts.size_bytes is None else facts.size_bytes,
         rank=known.rank if facts.rank is None else facts.rank,
         refused=refused,
-        held_back=facts.paused or facts.source_error is not None or facts.rejection is not None,
+        held_back=facts.paused or facts.rejection is not None or facts.out_of_reach,
     )
     return as_asked(known, facts, planner, fleet)
 

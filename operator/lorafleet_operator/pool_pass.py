@@ -53,7 +53,7 @@ async def reconcile_pool(pool: EnginePool, fleet: Fleet) -> EnginePoolStatus:
 def tenants(pool: EnginePool, fleet: Fleet) -> list[TenantUsage]:
     """Return what the pool's tenants have by the plan that `keep_engines` has just looked at."""
     planner = fleet.planner(pool.key)
-    planner.settle(fleet.wakeups.wake)  # a pass may have seen other tenants since, and waits now
+    planner.settle(fleet.wakeups)  # a pass may have seen other tenants since, and waits now
     return tenant_usage(planner.plan, partial(fleet.load_rates.behind, pool.key))
 
 

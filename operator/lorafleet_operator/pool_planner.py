@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import EnginePool, EnginePoolSpec, LoRAAdapter
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.transfer.links import Links
+    from lorafleet_operator.wake import Wakeups
     from lorafleet_operator.world import EngineView, KnownAdapter, World
 
 
@@ -126,13 +127,14 @@ class PoolPlanner:
 
     # Adapters.
 
-    def settle(self, wake: Callable[[str], None], *, but: str = "") -> None:
+    def settle(self, wakeups: Wakeups, *, but: str = "") -> None:
         """Bring the plan up to date with its facts; wake the adapters whose engines that changes.
 
-        but: the one whose pass it is, which knows already.
+        A pass that runs over one that loses an engine does not go on: it would load there what has
+        no place any more. but: the one whose pass it is, which knows already.
         """
         for key in self.plan.settle() - {but}:
-            wake(key)
+            (wakeups.interrupt if key in self.plan.books.losers else wakeups.wake)(key)
 
     def look_at_adapters(
         self,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ASLEEP: Final = "no engine has it; the first request to one brings it there"
 
+_WORDS: Final[dict[str, bool | None]] = {"True": True, "False": False}
+
 Told = tuple[bool | None, Reason, str]
 """Status, reason and message of a condition."""
 
@@ -88,12 +90,23 @@ def _source(facts: Facts, wanted: rollout.Wanted) -> Told:
         return None, Reason.RESOLVING, text
     if facts.not_staged:
         return False, Reason.REVISION_NOT_STAGED, _keeps_serving(wanted, facts.not_staged)
+    if facts.unread and (before := _said_of_source(facts)) is not None:
+        return before
     if not facts.fingerprint:
         return None, Reason.RESOLVING, "the source has not been read yet"
     if not facts.verdicts:
         return None, Reason.RESOLVING, f"{facts.origin}: no engine has said yet what it can take"
     notes = sorted({text for found in facts.verdicts.values() for text in found.notes})
     return True, Reason.RESOLVED, "; ".join([facts.origin, *notes])
+
+
+def _said_of_source(facts: Facts) -> Told | None:
+    """Return what the status says of the source under the present spec: that counts until it answers."""
+    for each in facts.adapter.status.conditions:
+        now = each.observed_generation == facts.adapter.metadata.generation
+        if each.type == ConditionType.SOURCE_RESOLVED and now:
+            return _WORDS.get(each.status), Reason(each.reason), each.message
+    return None
 
 
 def _placed(facts: Facts) -> Told:

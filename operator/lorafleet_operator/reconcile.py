@@ -20,7 +20,7 @@ from lorafleet_operator.observe import observe
 from lorafleet_operator.orders import hand_over, load, make_room, publish, retire, stage
 from lorafleet_operator.place import place
 from lorafleet_operator.report import report
-from lorafleet_operator.resolve import SourceReader, preflight, resolve
+from lorafleet_operator.resolve import preflight, resolve
 from lorafleet_operator.route import route
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def reconcile(
     """
     facts = Facts(adapter, created)
     await observe(facts, fleet)  # the pool, its engines, and who else has the adapter
-    async with SourceReader(facts, fleet, turn) as reader:
+    async with fleet.readers.of(adapter, turn) as reader:
         await resolve(facts, reader, fleet)  # which content the source holds
         await preflight(facts, reader, fleet)  # whether the engines could take it
         place(facts, fleet)  # which of them should
@@ -56,7 +56,7 @@ async def reconcile(
         if not facts.paused:
             await give_up(facts, say)  # by what a trial's engines say
             await stage(facts, reader, fleet, say)  # its bytes into their arenas
-        if facts.source_error is None or reader.secret is not None:
+        if not facts.unread and (facts.source_error is None or reader.secret is not None):
             fleet.secrets.follow(facts.key, reader.secret if facts.source_error else None)
     if not facts.paused:
         await hand_over(facts, fleet)  # names that are another's now

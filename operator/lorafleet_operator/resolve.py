@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from lorafleet.errors import LorafleetError, SourceChanged, SourceNotFound
 from lorafleet.header import parse_header
 from lorafleet.layout import plan_layout
 from lorafleet.peft_config import AdapterConfig
 
-from lorafleet_operator import metrics
 from lorafleet_operator.aside import aside
-from lorafleet_operator.awaited_secrets import Referenced
-from lorafleet_operator.cluster import reads
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look, Verdict
 from lorafleet_operator.revisions import (
     digest_of,
@@ -26,104 +19,19 @@ from lorafleet_operator.revisions import (
     own_revisions,
     settled_content,
 )
-from lorafleet_operator.sources.registry import open_source
+from lorafleet_operator.source_reader import fingerprint_as_taken
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from lorafleet.profile import EngineProfile
 
     from lorafleet_operator.api.v1alpha1 import LoRAAdapterSpec
     from lorafleet_operator.facts import Facts
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.sources.base import ResolvedAdapter, Source
+    from lorafleet_operator.source_reader import SourceReader
+    from lorafleet_operator.sources.base import ResolvedAdapter
 
 ARENA_ALIGNMENT = 2 << 20
 """Extents of the arena are multiples of this; placement counts what will be taken."""
-
-
-class SourceReader:
-    """One pass's access to its adapter's source, opened at most once and closed at its end."""
-
-    def __init__(self, facts: Facts, fleet: Fleet, turn: Turn | None = None) -> None:
-        self._facts = facts
-        self._fleet = fleet
-        self._turn = turn or Turn(fleet.sources.of(facts.adapter.metadata.namespace))
-        self._source: Source | None = None
-        self._content: ResolvedAdapter | None = None
-        self.secret: Referenced | None = None
-        """The Secret that was read for the source."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if self._source is not None:
-                await self._source.aclose()
-        finally:
-            # The source knows this reader, to count what it reads: a circle that holds the pass.
-            self._source = self._content = None
-            self._turn.give_back()
-
-    async def wait_for_turn(self) -> None:
-        """Take the pass's place among those whose source is open.
-
-        Whoever needs it for a transfer takes it before the place among transfers: others hold
-        this one while they wait for that, and each would wait for the other for ever.
-        """
-        await self._turn.take()
-
-    async def content(self) -> ResolvedAdapter:
-        """Return header, config and reads of what the source holds now."""
-        if self._content is None:
-            await self._turn.take()
-            adapter = self._facts.adapter
-            spec = adapter.spec.source
-            secret = None
-            if spec.credentials_secret_ref is not None:
-                place = (adapter.metadata.namespace, spec.credentials_secret_ref.name)
-                self.secret = Referenced(*place, version="")  # if it may not be read
-                found = await reads.secret(self._fleet.api, *place)
-                self.secret = Referenced(*place, found.version)
-                secret = found.data
-            source = open_source(
-                spec,
-                namespace=adapter.metadata.namespace,
-                name=adapter.metadata.name,
-                settings=self._fleet.source_settings,
-                secret=secret,
-                on_read=self._count,
-            )
-            self._source = source
-            self._content = as_taken(await source.resolve(), adapter.spec)
-        return self._content
-
-    def _count(self, amount: int) -> None:
-        if self._source is not None:
-            metrics.SOURCE_READ_BYTES.labels(self._source.kind).inc(amount)
-
-
-def as_taken(content: ResolvedAdapter, spec: LoRAAdapterSpec) -> ResolvedAdapter:
-    """Return the content with an identity that tells also what the spec takes of it.
-
-    Sidecars and links remember content by its fingerprint, and another choice of the same file
-    is other content.
-    """
-    taken = _fingerprint_as_taken(content.fingerprint, spec)
-    return content if taken == content.fingerprint else replace(content, fingerprint=taken)
-
-
-def _fingerprint_as_taken(fingerprint: str, spec: LoRAAdapterSpec) -> str:
-    name, drop = spec.source.adapter_name, spec.drop_unmatched
-    if name is None and drop is None:
-        return fingerprint
-    return hashlib.sha256(json.dumps([fingerprint, name, drop]).encode()).hexdigest()
 
 
 async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
@@ -133,8 +41,10 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     the status names for this generation counts until the source says otherwise.
     """
     adapter = facts.adapter
+    if facts.forbidden is not None:
+        return  # it has to go, and whoever it belongs to might let its source hang
     if (push := adapter.spec.source.push) is not None and push.revision:
-        facts.pushed_content = _fingerprint_as_taken(push.revision, adapter.spec)
+        facts.pushed_content = fingerprint_as_taken(push.revision, adapter.spec)
     if facts.pinned:
         resolve_revision(facts)
         return
@@ -148,7 +58,10 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
     if fleet.memory.failed_with_secret(uid) and not fleet.secrets.follows(facts.key):
         fleet.memory.drop_look(uid)  # that Secret is another now
     look = fleet.memory.look(uid, generation, now, poll)
-    if look is None:
+    if look is None and not await reader.read_soon():
+        facts.unread = True
+        look = _look_before(facts, fleet)
+    elif look is None:
         try:
             content = await reader.content()
         except LorafleetError as error:
@@ -172,6 +85,14 @@ async def resolve(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
         status = adapter.status
         if status.observed_generation == generation:
             facts.fingerprint = status.fingerprint
+
+
+def _look_before(facts: Facts, fleet: Fleet) -> Look:
+    """Return what is known of the source while it has yet to answer."""
+    status, metadata = facts.adapter.status, facts.adapter.metadata
+    told = status.fingerprint if status.observed_generation == metadata.generation else ""
+    found = fleet.memory.found_last(metadata.uid, metadata.generation)
+    return found or Look(metadata.generation, 0.0, fingerprint=told)
 
 
 def resolve_push(facts: Facts) -> None:
@@ -255,10 +176,10 @@ async def preflight(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
 
 
 async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> None:
-    if not facts.fingerprint or facts.source_error is not None:
+    if not facts.fingerprint:
         return
-    if facts.pinned:
-        _judge_staged(facts)
+    if facts.pinned or facts.unread or facts.source_error is not None:
+        _judge_staged(facts)  # a source that is away keeps no engine from what a neighbour has
         return
     spec = facts.adapter.spec
     found: dict[int, Verdict] = {}  # by profile: most engines of a pool share one, large to compare
@@ -271,14 +192,17 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
         # The fingerprint tells adapterName and dropUnmatched apart: see as_taken.
         key = (facts.key, facts.fingerprint, spec.allow_base_mismatch, view.profile)
         verdict = fleet.memory.verdict(key)
+        if verdict is None and not await reader.read_soon():
+            facts.unread = True
+            _judge_staged(facts)
+            return
         if verdict is None:
             try:
                 content = await same_content(facts, reader, fleet)
             except LorafleetError as error:
-                if spec.source.push is not None and digest_of(facts.engines, facts.fingerprint):
-                    _judge_staged(facts)  # engines have what this operator has not, or no more
-                    return
-                facts.source_error = error
+                _judge_staged(facts)
+                if spec.source.push is None or not digest_of(facts.engines, facts.fingerprint):
+                    facts.source_error = error  # else engines have what this operator has not
                 return
             size = len(content.header_bytes)
             verdict = await aside(size, judge, facts.key, content, view.profile, spec)
@@ -289,13 +213,13 @@ async def _judge_engines(facts: Facts, reader: SourceReader, fleet: Fleet) -> No
 def _judge_staged(facts: Facts) -> None:
     """What an engine has staged, others of its profile can take; of the rest nothing is known."""
     found = {
-        id(view.profile): Verdict(size_bytes=staged.size_bytes, rank=staged.rank)
+        id(view.profile): Verdict(size_bytes=staged.size_bytes, rank=staged.rank, by_arena=True)
         for view in facts.engines
         if view.member and (staged := view.staged(view.digest_of(facts.fingerprint))) is not None
     }
     for view in facts.engines:
         if view.member and view.profile is not None and id(view.profile) in found:
-            facts.verdicts[view.uid] = found[id(view.profile)]
+            facts.verdicts.setdefault(view.uid, found[id(view.profile)])
 
 
 async def same_content(facts: Facts, reader: SourceReader, fleet: Fleet) -> ResolvedAdapter:

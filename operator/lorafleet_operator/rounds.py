@@ -72,9 +72,9 @@ class Round:
         self.news |= news
         self._rounds.woken(self)
 
-    def cut(self) -> None:
+    def cut(self, *, news: bool = True) -> None:
         """End the pass that runs now: what it does is not wanted any more. Another one follows."""
-        self.wake(news=True)
+        self.wake(news=news)
         if self.task is not None:
             self.task.cancel()
 

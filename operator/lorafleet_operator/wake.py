@@ -15,8 +15,8 @@ class Wakeable(Protocol):
     def wake(self, *, news: bool = False) -> None:
         """Look soon; at once if people have changed something (`news`)."""
 
-    def cut(self) -> None:
-        """Leave off what is done now, and look at once."""
+    def cut(self, *, news: bool = True) -> None:
+        """Leave off what is done now, and look at once; without `news` as soon as a wake-up would."""
 
 
 class Seen:
@@ -73,6 +73,11 @@ class Wakeups:
         """Make those of `key` leave off what they do, and look at once."""
         for each in self._by_key.get(key, ()):
             each.cut()
+
+    def interrupt(self, key: str) -> None:
+        """Make those of `key` leave off what they do, and look soon."""
+        for each in self._by_key.get(key, ()):
+            each.cut(news=False)
 
     def later(self, key: str, seconds: float) -> None:
         """Wake those of `key` in so many seconds; a later call takes the place of an earlier."""

@@ -27,6 +27,8 @@ class Books:
         self.entries: dict[str, Entry] = {}
         self.was: dict[str, frozenset[str]] = {}
         """The engines of the adapters that got or lost one, as they were before."""
+        self.losers: set[str] = set()
+        """Of the adapters whose engines the last settling changed those that lost one which is there."""
         self.sheltered: set[str] = set()
         """Adapters whose place in a slot has changed."""
         self.placed: Counter[str] = Counter()
@@ -136,6 +138,10 @@ class Books:
             key
             for key, was in self.was.items()
             if key in self.entries and was != self.entries[key].chosen.keys()
+        }
+        there = self.board.carriers.keys()
+        self.losers = {
+            key for key in moved if (self.was[key] - self.entries[key].chosen.keys()) & there
         }
         moved |= self.sheltered & self.entries.keys()
         self.was, self.sheltered = {}, set()

@@ -35,7 +35,7 @@ class Bell:
         """Ring."""
         self._rung.set()
 
-    def cut(self) -> None:
+    def cut(self, *, news: bool = True) -> None:
         """Ring."""
         self._rung.set()
 

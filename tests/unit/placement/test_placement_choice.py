@@ -179,6 +179,10 @@ def test_the_least_important_and_as_few_as_will_do_give_way() -> None:
     assert large.chosen == {}
     assert displaced_from(planner, large) == {"p-0"}
     assert displaced_from(planner, urgent) == frozenset()
+    assert planner.books.losers == {"t/large"}, "its pass must not go on loading there"
+    planner.drop_engine("p-0")
+    assert planner.settle() == {"t/small", "t/better", "t/urgent"}
+    assert planner.books.losers == set(), "nothing can be loaded where nothing is"
 
 
 def test_who_gave_way_is_told_to_whom_and_comes_back_when_there_is_room() -> None:

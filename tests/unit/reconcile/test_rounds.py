@@ -273,7 +273,7 @@ async def test_an_object_and_its_namesake_are_both_woken_until_one_ends() -> Non
         def wake(self, *, news: bool = False) -> None:
             woken.append(self.name)
 
-        def cut(self) -> None:
+        def cut(self, *, news: bool = True) -> None:
             raise AssertionError
 
     old, new = One("old"), One("new")

@@ -1,0 +1,171 @@
+"""A source that is away or hangs: what engines have of an adapter is enough for other engines, and what
+has to go goes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from known_fleet import Sleeper
+from lorafleet_operator.api.names import ANNOTATION_PAUSED
+from lorafleet_operator.rounds import Outcome, Rounds
+from operator_builders import adapter as built
+from operator_builders import pool
+from operator_rig import CASES, Operator, operator, ready
+from processes import free_port
+from sidecar_rig import Rig
+from waiting import until
+from web_server import WebServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lorafleet_operator.api.v1alpha1 import LoRAAdapter
+    from lorafleet_operator.fair import Turn
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer().running() as server:
+        yield server
+
+
+def remote(op: Operator, web: WebServer, name: str, **spec: Any) -> LoRAAdapter:
+    """Make an adapter whose source is the web server."""
+    url = web.put(f"/{name}", CASES / "d02-all-fp32")
+    made = built(name, source={"http": {"url": url}}, **spec)
+    op.keep(made)
+    return made
+
+
+def away(web: WebServer, name: str) -> None:
+    """Let the server answer nothing but 503."""
+    for file in FILES:
+        web.before[f"/{name}/{file}"] = lambda _: 503
+
+
+async def test_an_engine_that_comes_while_the_source_is_away_is_filled_by_a_neighbour(
+    volume: Path, tmp_path: Path, web: WebServer
+) -> None:
+    async with (
+        Rig(volume / "a", pod_uid="u0") as a,
+        Rig(volume / "b", pod_uid="u1", listen=f"127.0.0.1:{free_port()}") as b,
+        operator(tmp_path, a, b) as op,
+    ):
+        await b.stop_sidecar()
+        sql = await op.apply(remote(op, web, "sql"))
+        normalized = next(c for c in sql.status.conditions if c.type == "Normalized")
+        away(web, "sql")
+        op.forget_sources()  # another operator, which has never seen the source
+        await b.start_sidecar()
+        link = op.fleet.links.get("u1")
+        assert link is not None
+        await until(lambda: link.in_contact and link.profile is not None)
+        sql = await op.apply(sql)
+        assert ready(sql)[:2] == ("True", "Ready")
+        assert b.engine.loads == [("team-a/sql", sql.status.digest)]
+        assert normalized in sql.status.conditions, "what was said of the files stays"
+
+
+def paused(made: LoRAAdapter) -> LoRAAdapter:
+    """Return the adapter with the annotation that lets a pass look only."""
+    metadata = made.metadata.model_copy(update={"annotations": {ANNOTATION_PAUSED: "true"}})
+    return made.model_copy(update={"metadata": metadata})
+
+
+def running(made: LoRAAdapter) -> LoRAAdapter:
+    """Return the adapter without it."""
+    metadata = made.metadata.model_copy(update={"annotations": {}})
+    return made.model_copy(update={"metadata": metadata})
+
+
+class Hang:
+    """Lets a server's answers about an adapter wait until `over`."""
+
+    def __init__(self, web: WebServer, name: str) -> None:
+        self.waiting = 0
+        self.over = threading.Event()
+        for file in FILES:
+            web.before[f"/{name}/{file}"] = self._wait
+
+    def _wait(self, _: int) -> None:
+        self.waiting += 1
+        self.over.wait(60)
+
+
+async def test_what_may_not_be_served_any_more_goes_without_a_look_at_its_source(
+    volume: Path, tmp_path: Path, web: WebServer
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        made = await op.apply(remote(op, web, "sql", servedName="infra/sql"))
+        assert a.engine.served.keys() == {"infra/sql"}
+        hang = Hang(web, "sql")
+        op.forget_sources()
+        op.fleet.world.existing["infra"] = ["infra/own"]  # type: ignore[index] # it is somebody's now
+        made = await op.apply(made)
+        assert (ready(made)[1], a.engine.served, hang.waiting) == ("NotGranted", {}, 0)
+
+
+async def test_a_pass_does_not_wait_for_a_source_that_hangs_and_comes_again_when_it_answers(
+    volume: Path, tmp_path: Path, web: WebServer
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        one = {"policy": "Spread", "replicas": 1}
+        op.fleet.world.pools["team-a"][:] = [pool(maxAdaptersPerEngine=1)]
+        low = await op.apply(remote(op, web, "low", placement=one))
+        said = {c.type: (c.status, c.message) for c in low.status.conditions}
+        hang = Hang(web, "low")
+        op.forget_sources()
+        low = await op.apply(low)
+        assert hang.waiting > 0
+        assert ready(low)[:2] == ("True", "Ready")
+        assert {c.type: (c.status, c.message) for c in low.status.conditions} == said
+
+        await op.apply(op.adapter("high", priority=1, placement=one))
+        low = await op.apply(low)  # gives its place up while its source still hangs
+        assert ready(low)[1] == "Preempted"
+        assert a.engine.served.keys() == {"team-a/high"}
+
+        woken = Sleeper()
+        op.fleet.wakeups.add(low.key, woken)
+        hang.over.set()
+        async with asyncio.timeout(60):
+            await woken.woken.wait()
+        asked = len(web.requests)
+        low = await op.apply(low)
+        assert len(web.requests) == asked, "the pass has what was read meanwhile"
+        assert not op.fleet.readers.has(low.metadata.uid)
+        assert op.fleet.sources._held == {}, "and no place is left taken"
+
+
+async def test_a_transfer_in_the_middle_ends_when_the_plan_gives_the_engine_to_another(
+    volume: Path, tmp_path: Path, web: WebServer
+) -> None:
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        one = {"policy": "Spread", "replicas": 1}
+        op.fleet.world.pools["team-a"][:] = [pool(maxAdaptersPerEngine=1)]
+        low = await op.apply(paused(remote(op, web, "low", placement=one)))  # knows the source now
+        hang = Hang(web, "low")
+        passes: list[asyncio.Task[LoRAAdapter]] = []
+
+        async def one_pass(uid: str, place: Turn) -> Outcome:
+            passes.append(asyncio.create_task(op.apply(running(low))))
+            await passes[-1]
+            return Outcome(well=True, interval=600)
+
+        rounds = Rounds(one_pass, wakeups=op.fleet.wakeups, settings=op.fleet.settings)
+        rounds.add(low.metadata.uid, low.key)
+        rounds.start()
+        await until(lambda: hang.waiting > 0)
+        high = await op.apply(op.adapter("high", priority=1, placement=one))
+        assert ready(high)[:2] == ("True", "Ready")
+        await until(lambda: len(passes) > 1 and passes[0].cancelled())
+        assert ready(await passes[1])[1] == "Preempted"
+        assert a.engine.loads == [("team-a/high", high.status.digest)]
+        hang.over.set()
+        await rounds.close()
