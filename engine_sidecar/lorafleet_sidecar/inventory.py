@@ -52,6 +52,7 @@ def loaded_adapter(
         idle_seconds=revision.idle_seconds,
         loader=revision.loader,
         draining=not wanted,
+        unproved=not published and not (revision.verified and desired.loading != revision.digest),
         requests=revision.requests,
         errors=revision.errors,
     )

@@ -208,12 +208,16 @@ def _candidates(facts: Facts, newest: str) -> list[canary.Candidate]:
 
 
 def _loaded(facts: Facts, view: EngineView, content: str) -> list[pb.LoadedAdapter]:
-    """Return what the engine has loaded of a content under the name that is wanted."""
+    """Return what the engine has loaded of a content under the name that is wanted, and proved.
+
+    What drains was replaced, or refused.
+    """
     digest = view.digest_of(content)
     return [
         entry
         for entry in view.loaded(facts.key)
         if digest and entry.digest == digest and _named(facts, entry)
+        if not (entry.draining or entry.unproved)
     ]
 
 

@@ -292,6 +292,7 @@ class Facts:
                     published=entry.published,
                     residency=entry.residency or (GPU if entry.pinned else ""),
                     draining=entry.draining,
+                    unproved=entry.unproved,
                 )
                 for entry in entries
             ),

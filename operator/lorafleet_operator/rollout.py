@@ -37,7 +37,9 @@ class Loaded:
     residency: str = ""
     """What the engine keeps of it, as sidecars are told (`LoadAdapterRequest.residency`)."""
     draining: bool = False
-    """Whether the sidecar only waits for running requests before it unloads it."""
+    """Whether the sidecar unloads it once no request runs on it: it was replaced, or refused."""
+    unproved: bool = False
+    """Whether the sidecar has yet to find out whether it is right: it may be refused."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +303,11 @@ def _lacking(wanted: Wanted) -> list[Holding]:
 
 
 def _is_wanted(wanted: Wanted, holding: Holding, entry: Loaded) -> bool:
+    """Return whether it is the wanted revision, proved, and here to stay."""
     return (
         bool(holding.digest)
         and entry.digest == holding.digest
+        and not (entry.draining or entry.unproved)
         and entry.served_name == wanted.served_name
         and entry.loader in (wanted.loader, STOCK)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from operator_rig import ready
@@ -60,6 +60,20 @@ async def test_one_engine_that_refuses_takes_the_new_revision_out_of_all(
         made = await op.until(op.spec(made, priority=1), "Ready")
         assert await op.served() == ["new"] * 3
         never_back(op)
+
+
+@pytest.mark.parametrize("rollout", [ATOMIC, {}])
+async def test_what_an_engine_has_refused_and_not_unloaded_yet_moves_no_name(
+    volume: Path, tmp_path: Path, rollout: dict[str, Any]
+) -> None:
+    """Sidecars unload it with their next look: here that does not come before the next pass."""
+    probe = {"canary": {"engines": 3, "probe": {"prompt": "x"}}}
+    async with scene(volume, tmp_path, refresh_seconds=600) as op:
+        made = await op.begin(rollout=rollout or probe)
+        op.rigs[2].engine.behaviour.mute.add(op.new)
+        op.update()
+        await op.until(made, "RolledBack")
+        assert {tuple(moves) for moves in op.moves()} == {("old",)}
 
 
 async def test_an_engine_without_room_keeps_the_old_revision_everywhere(

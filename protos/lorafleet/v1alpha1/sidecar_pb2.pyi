@@ -300,7 +300,7 @@ class RefuseNamesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadedAdapter(_message.Message):
-    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors", "residency", "idle_seconds")
+    __slots__ = ("adapter", "served_name", "digest", "lora_int_id", "tier", "published", "in_flight", "pinned", "loader", "draining", "requests", "errors", "residency", "idle_seconds", "unproved")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +315,7 @@ class LoadedAdapter(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNPROVED_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     served_name: str
     digest: str
@@ -329,7 +330,8 @@ class LoadedAdapter(_message.Message):
     errors: int
     residency: str
     idle_seconds: int
-    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., residency: _Optional[str] = ..., idle_seconds: _Optional[int] = ...) -> None: ...
+    unproved: bool
+    def __init__(self, adapter: _Optional[str] = ..., served_name: _Optional[str] = ..., digest: _Optional[str] = ..., lora_int_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., published: _Optional[bool] = ..., in_flight: _Optional[int] = ..., pinned: _Optional[bool] = ..., loader: _Optional[str] = ..., draining: _Optional[bool] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., residency: _Optional[str] = ..., idle_seconds: _Optional[int] = ..., unproved: _Optional[bool] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lorafleet.errors import LorafleetError, leaves
 from lorafleet.grpc_errors import STATUS, status_of
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_sidecar.inventory import InventoryBoard, significant
+from lorafleet_sidecar.desired import Desired
+from lorafleet_sidecar.inventory import InventoryBoard, loaded_adapter, significant
 from lorafleet_sidecar.metrics import TABLE, as_markdown
 from lorafleet_sidecar.observed import EngineState, split_revision_path
 from lorafleet_sidecar.openai_api import parse_metrics
@@ -52,6 +54,25 @@ def test_the_served_name_may_hold_an_at_sign() -> None:
     found = state(one=([1], [1])).find("org/a@v2", f"sha256:{HEX}", "direct")
     assert found is not None
     assert (found.lora_int_id, found.in_flight) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("verified", "loading", "served", "unproved"),
+    [
+        (True, "", False, False),
+        (False, "", False, True),
+        (True, f"sha256:{HEX}", False, True),  # its probe is being asked
+        (False, "", True, False),  # after a sleep it is proved anew while it is served
+    ],
+)
+def test_what_is_being_loaded_is_told_from_what_is_right(
+    verified: bool, loading: str, served: bool, unproved: bool
+) -> None:
+    found = state(one=([1], [1]))
+    revision = replace(found.revisions[1], verified=verified)
+    if not served:
+        found = replace(found, served={})
+    assert loaded_adapter(revision, found, Desired(loading=loading)).unproved is unproved
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,9 @@ def test_engines_load_the_newest_content_and_the_status_says_that_the_old_one_is
     assert (status.rollout.digest, status.rollout.engines) == (DIGEST, ["a"])
     assert [each.canary for each in status.engines] == [False, False]
     assert updating(both_on("a"), both_on("b")).course(NOW).unanimous
+    for state in ({"draining": True}, {"unproved": True}):  # refused, or not proved yet
+        other = old_on("b", loaded(DIGEST, published=False, **state), staged())
+        assert not updating(both_on("a"), other).course(NOW).unanimous
 
 
 def test_who_serves_nothing_gets_the_old_revision_back_while_nothing_is_decided() -> None:

@@ -51,6 +51,14 @@ TABLE = {
         [engine("a", NEW, serving(OLD), beside(NEW)), engine("b", NEW, serving(OLD))],
         {"load": ["b"]},
     ),
+    "no name moves while an engine has the new revision, but refused it or has yet to prove it": (
+        [
+            engine("a", NEW, serving(OLD), beside(NEW)),
+            engine("b", NEW, serving(OLD), beside(NEW, draining=True)),
+            engine("c", NEW, serving(OLD), beside(NEW, unproved=True)),
+        ],
+        {"load": ["b", "c"]},
+    ),
     "all names move once all engines have loaded the new revision": (
         [
             engine("a", NEW, serving(OLD), beside(NEW)),
