@@ -30,7 +30,8 @@ def adapters_affected(
         return None
     staged, loaded = _apart(old.staged, new.staged), _apart(old.loaded, new.loaded)
     before, after = (_contents(*each) for each in zip(staged, loaded, strict=True))
-    return {(before.get(key) or after[key]) for key in before.keys() ^ after.keys()}
+    both = after | before
+    return {both[key] for key in before.keys() ^ after.keys()} - {""}  # what is nobody's any more
 
 
 def _apart(old: Sequence[_E], new: Sequence[_E]) -> tuple[Sequence[_E], Sequence[_E]]:
