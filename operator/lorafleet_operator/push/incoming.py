@@ -13,6 +13,8 @@ import os
 import struct
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import IO, TYPE_CHECKING, Final
 
 from lorafleet.durable import sync_directory
@@ -20,12 +22,13 @@ from lorafleet.errors import DigestMismatch, TransferInterrupted
 from lorafleet.push.tensors import PIECE_BYTES
 
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.push.message import Message, Piece, write, writers
+from lorafleet_operator.push.bulk import Stored, copied, groups, in_order, right
+from lorafleet_operator.push.message import Message, Piece, writers
 from lorafleet_operator.push.shelf import overhead
 from lorafleet_operator.sources.pushed import PART, Place, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.push.spool import Spool
 
 _WHOLE: Final = struct.Struct("<32sQ")
-_PIECE: Final = 4 << 20
 _AHEAD: Final = 4
 """Messages of one push that are written and hashed: the bound on its memory, beside the next one."""
 _MOST_FILES: Final = 64
@@ -106,16 +108,26 @@ class Incoming:
         for path in (self._part, self._index):
             self._files.append(path.open("r+b" if path.exists() else "w+b", buffering=0))
         self._file, self._list = self._files
-        whole = 0
-        for digest, size in _WHOLE.iter_unpack(_even(self._list.read())):
-            if _digest(self._file.fileno(), self._end, size) != digest:
-                break
-            self._brought[digest] = self._end
-            self._end += size
-            whole += _WHOLE.size
+        listed = [Stored(*each) for each in _WHOLE.iter_unpack(_even(self._list.read()))]
+        self._list.seek(0)
+        self._count_right(listed, partial(right, self._file.fileno()))
         self._file.truncate(self._end)
-        self._list.truncate(whole)
-        self._list.seek(whole)
+        self._list.truncate()
+
+    def _count_right(
+        self, tensors: Sequence[Stored], look: Callable[[int, Sequence[Stored]], int]
+    ) -> Stored | None:
+        """Count tensors in up to the first one that is not as it should be; return that one.
+
+        `look`: brings or finds some of them at an offset, and returns how many, the first ones, are right.
+        """
+        parts = groups(tensors, self._end)
+        with closing(in_order([partial(look, at, part) for at, part in parts])) as counts:
+            for (_, part), count in zip(parts, counts, strict=True):
+                self._count([each.digest for each in part[:count]])
+                if count < len(part):
+                    return part[count]
+        return None
 
     def write(self, tensor: int, offset: int, content: bytes) -> None:
         """Take bytes of the tensor, and of the missing ones behind it as far as they reach.
@@ -229,21 +241,15 @@ class Incoming:
         self._index.unlink(missing_ok=True)
 
     def _move(self) -> None:
-        for digest in self._moving:
-            if digest in self._brought:  # by an earlier try
-                continue
-            place, size = self._places[digest], self._sizes[digest]
-            path = self._part.with_name(place.file)
-            with path.open("rb", buffering=0) as file:
-                found = hashlib.sha256()
-                for at in range(0, size, _PIECE):
-                    piece = os.pread(file.fileno(), min(_PIECE, size - at), place.offset + at)
-                    found.update(piece)
-                    write(self._file.fileno(), self._end + at, piece)
-            if found.digest() != digest:
-                path.unlink(missing_ok=True)  # the next try asks for what was in it
-                raise TransferInterrupted(f"{digest.hex()} is damaged on disk: push it again")
-            self._count([digest])
+        data = self._part.parent
+        moving = [Stored(d, self._sizes[d]) for d in self._moving if d not in self._brought]
+        damaged = self._count_right(
+            moving, partial(copied, data, self._places, self._file.fileno())
+        )
+        if damaged is not None:
+            # The next try asks for what was in it.
+            (data / self._places[damaged.digest].file).unlink(missing_ok=True)
+            raise TransferInterrupted(f"{damaged.digest.hex()} is damaged on disk: push it again")
 
     def close(self) -> None:
         """Close the files; what has come whole stays for the next try of the same revision."""
@@ -260,14 +266,3 @@ class Incoming:
 
 def _even(packed: bytes) -> bytes:
     return packed[: len(packed) // _WHOLE.size * _WHOLE.size]
-
-
-def _digest(descriptor: int, offset: int, size: int) -> bytes:
-    found, at = hashlib.sha256(), offset
-    while at < offset + size:
-        piece = os.pread(descriptor, min(_PIECE, offset + size - at), at)
-        if not piece:
-            break
-        found.update(piece)
-        at += len(piece)
-    return found.digest()
