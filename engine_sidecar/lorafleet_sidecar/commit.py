@@ -1,40 +1,34 @@
-"""First and last steps of an image: clear what no chunk carries; hash it, write its files."""
+"""First and last steps of an image: clear what no chunk carries; write a revision's files."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from lorafleet.digest import canonical_digest
 from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from lorafleet.durable import sync_directory
-from lorafleet.errors import InvalidAdapter
 
 from lorafleet_sidecar import index
 from lorafleet_sidecar.crashpoint import crash_at
-from lorafleet_sidecar.fingerprints import tensor_fingerprint
+from lorafleet_sidecar.fingerprints import largest
 from lorafleet_sidecar.paths import CONFIG, ORIGIN, REVISION, REVISIONS, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from lorafleet.layout import CanonicalLayout, PackedTensor
 
     from lorafleet_sidecar.allocator import Extent
     from lorafleet_sidecar.arena import Arena
-    from lorafleet_sidecar.fingerprints import Scaling
+    from lorafleet_sidecar.sealing import Seal
 
 
 IDENTITY = "AdapterIsIdentity"
 """Note of a revision that changes nothing."""
 _LOOK_BYTES = 1 << 20
-_NOTHING: Mapping[tuple[str, str], Sealed] = {}
 
 
 def clear(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
@@ -54,62 +48,6 @@ def frame(arena: Arena, extent: Extent, layout: CanonicalLayout) -> None:
         _zero(image[head + layout.data_bytes :])  # nothing of the extent's last owner stays
 
 
-class Sealed(NamedTuple):
-    """What one packed tensor is known by."""
-
-    sha256: str
-    fingerprint: int | None  # of B as the engine scales it; None: not finite then
-
-
-class Seal(NamedTuple):
-    """What a complete image is known by: its digest, and what the engine proves its slots with."""
-
-    digest: str
-    proofs: dict[str, tuple[int, int]]  # module -> fingerprints of A and of the scaled B
-    hashes: dict[str, tuple[str, str]]  # module -> SHA-256 of the packed A and B, hex
-
-
-def seal(
-    arena: Arena,
-    extent: Extent,
-    layout: CanonicalLayout,
-    hashing: ThreadPoolExecutor,
-    adapter: str,
-    known: Mapping[tuple[str, str], Sealed] = _NOTHING,
-) -> Seal:
-    """Return the digest and the fingerprints of a complete image.
-
-    Blocks; reads the packed tensors in the threads of `hashing`, but for those that are `known`, by
-    module and side ("a" or "b"). Raises InvalidAdapter when a value of B is not finite once the
-    engine has scaled it.
-    """
-    head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
-    with (
-        arena.extent_view(extent) as image,
-        image[head : head + layout.data_bytes] as data,
-    ):
-        pending = {
-            (name, side): hashing.submit(_read, data, tensor, size, layout.dtype, scaling)
-            for name, module in layout.modules.items()
-            for side, tensor, scaling in (("a", module.a, 1.0), ("b", module.b, module.scaling))
-            if (name, side) not in known
-        }
-        read = {**known, **{key: each.result() for key, each in pending.items()}}
-    hashes = {name: (read[name, "a"].sha256, read[name, "b"].sha256) for name in layout.modules}
-    proofs = {}
-    for name in layout.modules:
-        of_a, of_b = read[name, "a"].fingerprint, read[name, "b"].fingerprint
-        if of_a is None or of_b is None:
-            raise InvalidAdapter(
-                f"adapter {adapter}: {name}.lora_B: not finite after the scaling in {layout.dtype} "
-                f"(lora_alpha makes it {_largest(layout.modules[name].scaling):g})"
-            )
-        proofs[name] = (of_a, of_b)
-    digest = canonical_digest(layout.dtype, layout.modules, hashes)
-    crash_at("stage.verified")
-    return Seal(digest, proofs, hashes)
-
-
 def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
     """Whether no module of a complete image changes anything: zero A, zero B or zero scaling.
 
@@ -118,7 +56,7 @@ def is_identity(arena: Arena, extent: Extent, layout: CanonicalLayout) -> bool:
     head, size = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
     with arena.extent_view(extent) as image, image[head:] as data:
         return not any(
-            _largest(module.scaling) and _any(data, module.b, size) and _any(data, module.a, size)
+            largest(module.scaling) and _any(data, module.b, size) and _any(data, module.a, size)
             for module in layout.modules.values()
         )
 
@@ -133,10 +71,6 @@ def _any(data: memoryview, tensor: PackedTensor, itemsize: int) -> bool:
             return True
         at += step
     return False
-
-
-def _largest(scaling: Scaling) -> float:
-    return max(map(abs, (scaling,) if isinstance(scaling, float) else scaling))
 
 
 def write_revision(
@@ -163,18 +97,6 @@ def write_revision(
     partial.rename(target)
     sync_directory(target.parent)
     crash_at("stage.revision_written")
-
-
-def _read(
-    data: memoryview, tensor: PackedTensor, itemsize: int, dtype: str, scaling: Scaling
-) -> Sealed:
-    end = tensor.offset + math.prod(tensor.shape) * itemsize
-    with data[tensor.offset : end] as packed:
-        digest = hashlib.sha256(packed).hexdigest()
-        try:
-            return Sealed(digest, tensor_fingerprint(packed, tensor.shape, dtype, scaling))
-        except OverflowError:
-            return Sealed(digest, None)
 
 
 def _zero(view: memoryview) -> None:

@@ -50,6 +50,11 @@ def tensor_fingerprint(
     return total % defined.MODULUS
 
 
+def largest(scaling: Scaling) -> float:
+    """Return the largest factor, without its sign."""
+    return max(map(abs, (scaling,) if isinstance(scaling, float) else scaling))
+
+
 def _row_sums(values: Array, scales: Array) -> Array:
     """Return the weighted sums over the words of each row."""
     columns, item = values.shape[1], values.dtype.itemsize

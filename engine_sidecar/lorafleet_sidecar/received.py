@@ -9,6 +9,7 @@ import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 from lorafleet.errors import TransferInterrupted
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HERE = 1
+_LOCK = "hhqqi"
 
 
 class ReceivedMap:
@@ -43,6 +45,21 @@ class ReceivedMap:
         """Return how many chunks have arrived."""
         return self._map[:].count(_HERE)
 
+    def arrived(self, before: bytes) -> tuple[list[int], bytes]:
+        """Return the chunks that arrived since the map was `before`, and the map now.
+
+        All of their bytes can be read: a chunk that somebody still claims is left for the next time.
+        """
+        now = bytearray(self._map[:])
+        changed = np.frombuffer(now, np.uint8) > np.frombuffer(before, np.uint8)
+        arrived = []
+        for index in np.flatnonzero(changed).tolist():
+            if self._is_claimed(index):
+                now[index] = before[index]
+            else:
+                arrived.append(index)
+        return arrived, bytes(now)
+
     def note(self, indexes: Iterable[int]) -> None:
         """Count chunks as received whose bytes came by another way; no writer may be at work."""
         for index in indexes:
@@ -63,10 +80,17 @@ class ReceivedMap:
         finally:
             self._lock(fcntl.F_UNLCK, index)
 
+    def _is_claimed(self, index: int) -> bool:
+        # Some processors let others see the byte of the map before those of the chunk. Who finds the
+        # lock free comes after its release, and sees both.
+        asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, index, 1, 0)
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        return bool(struct.unpack(_LOCK, answer)[0] != fcntl.F_UNLCK)
+
     def _lock(self, kind: int, index: int) -> None:
         # Locks of the open file, not of the process: two streams of one process exclude each
         # other too, and a killed process leaves none behind.
-        request = struct.pack("hhqqi", kind, os.SEEK_SET, index, 1, 0)
+        request = struct.pack(_LOCK, kind, os.SEEK_SET, index, 1, 0)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
         except BlockingIOError:

@@ -14,18 +14,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 from bisect import bisect_right
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 
-from lorafleet_sidecar.commit import Sealed
 from lorafleet_sidecar.crashpoint import crash_at
+from lorafleet_sidecar.packed import Feeding, packed_tensors
 from lorafleet_sidecar.paths import ORIGIN, REVISION
+from lorafleet_sidecar.sealing import Sealed
 from lorafleet_sidecar.staging_plan import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -33,18 +32,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from lorafleet.layout import CanonicalLayout
-
     from lorafleet_sidecar.allocator import Extent
     from lorafleet_sidecar.arena import Arena
+    from lorafleet_sidecar.packed import Key
     from lorafleet_sidecar.staging_plan import StagingPlan
 
 log = logging.getLogger(__name__)
 
 _LEAST_PART = 2
 """At least one in so many bytes has to be there: all that an earlier revision has is hashed."""
-Key = tuple[str, str]
-"""A packed tensor: its module, and "a" or "b"."""
 
 
 class Taken(NamedTuple):
@@ -80,20 +76,21 @@ def take_over(
     if found is None or found[1] * _LEAST_PART < plan.header.data_bytes:
         return None
     folder, _, chunks = found
-    known, tensors = _sealed(folder), dict(_packed(plan.layout))
+    known, tensors = _sealed(folder), packed_tensors(plan.layout)
     if not known.keys() >= tensors.keys():
         return None  # an older sidecar wrote it
     arena.populate(extent.offset, extent.offset + plan.image_bytes)
     with arena.extent_view(extent) as image:
         jobs = [
-            hashing.submit(_copy, earlier[folder], image, *place, known[key].sha256)
-            for key, place in tensors.items()
+            hashing.submit(_copy, earlier[folder], image, each.begin, each.end, known[key].sha256)
+            for key, each in tensors.items()
         ]
         wait(jobs)  # for all: none may still write when this has returned
     if not all(job.result() for job in jobs):
         log.warning("%s is damaged in the arena: nothing is taken from it", folder.name)
         return None
-    fed = _fed(plan, set(range(len(plan.chunks))).difference(chunks))
+    feeding, others = Feeding(plan.layout), set(range(len(plan.chunks))).difference(chunks)
+    fed = {key for index in others for key in feeding.fed_by(*plan.chunks[index])}
     return Taken(chunks, {key: known[key] for key in tensors if key not in fed})
 
 
@@ -128,23 +125,6 @@ def _apart(plan: StagingPlan, changed: Sequence[int]) -> Iterator[int]:
             yield index
 
 
-def _fed(plan: StagingPlan, chunks: set[int]) -> set[Key]:
-    """Return the packed tensors that bytes of these chunks go to."""
-    head = len(plan.layout.image_header)
-    placed = sorted((*place, key) for key, place in _packed(plan.layout))
-    ends = [end for _, end, _ in placed]
-    found: set[Key] = set()
-    for index in chunks:
-        offset, length = plan.chunks[index]
-        for copy in plan.layout.copies(offset, offset + length):
-            first, last = head + copy.dst_offset, head + copy.last()
-            for begin, _, key in placed[bisect_right(ends, first) :]:
-                if begin > last:
-                    break
-                found.add(key)
-    return found
-
-
 def _sealed(folder: Path) -> dict[Key, Sealed]:
     """Return what the packed tensors of a revision were when it was committed, as far as it says."""
     found: dict[Key, Sealed] = {}
@@ -164,12 +144,3 @@ def _copy(source: memoryview, target: memoryview, begin: int, end: int, sha256: 
         np.copyto(np.frombuffer(here, np.uint8), np.frombuffer(there, np.uint8))
     crash_at("reuse.copied")
     return True
-
-
-def _packed(layout: CanonicalLayout) -> Iterator[tuple[Key, tuple[int, int]]]:
-    """Yield where each packed tensor begins and ends in the image."""
-    head, item = len(layout.image_header), ITEM_BYTES[SAFETENSORS_NAMES[layout.dtype]]
-    for name, module in layout.modules.items():
-        for side, tensor in (("a", module.a), ("b", module.b)):
-            begin = head + tensor.offset
-            yield (name, side), (begin, begin + math.prod(tensor.shape) * item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from lorafleet.errors import (
@@ -18,10 +18,11 @@ from lorafleet.errors import (
     TransferInterrupted,
 )
 
-from lorafleet_sidecar import commit, reuse
+from lorafleet_sidecar import commit, reuse, sealing
 from lorafleet_sidecar.chunk_writer import ChunkWriter
 from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.index import RevisionEntry, StagingEntry
+from lorafleet_sidecar.sealing import Sealing
 from lorafleet_sidecar.staging_dir import StagingDirectory
 from lorafleet_sidecar.staging_plan import StagingPlan
 
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
     from lorafleet.profile import EngineProfile
 
     from lorafleet_sidecar.incoming import Incoming
+    from lorafleet_sidecar.packed import Key
+    from lorafleet_sidecar.sealing import Seal, Sealed
     from lorafleet_sidecar.store import RevisionStore, StagedRevisionInfo
+
+LOOK_SECONDS = 0.1
+"""Between two looks at what has become complete."""
 
 
 class Stagings:
@@ -190,7 +196,10 @@ class ActiveStaging:
         self._writer: ChunkWriter | None = None
         self._received = directory.received()
         self._awaited = self._received.missing()
-        self._known: dict[reuse.Key, commit.Sealed] = {}  # packed tensors that were taken over
+        self._known: dict[Key, Sealed] = {}  # packed tensors that were taken over
+        self._sealing = Sealing(plan, stagings.store.arena, entry.extent, stagings.hashing)
+        self._looking: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()  # at all that comes before the commit
         self._opening: asyncio.Task[None] | None = None
         self._commit: asyncio.Task[StagedRevisionInfo] | None = None
         self._keep = True
@@ -211,6 +220,20 @@ class ActiveStaging:
                 for digest in self._earlier()
             }
             await self._stagings.run(self._prepare, earlier)
+        self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Seal what is complete while the rest comes. By the clock: other processes count chunks in."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._looked.wait(), LOOK_SECONDS)
+                return
+            await self._stagings.run(self._sealing.look, self._received, self._known)
+
+    async def _end_looking(self) -> None:
+        self._looked.set()
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
 
     def _earlier(self) -> list[str]:
         """Return the adapter's revisions of the same layout, if what they have may be taken."""
@@ -288,7 +311,9 @@ class ActiveStaging:
             for work in (self._opening, self._commit):
                 if work is not None:
                     await asyncio.wait([work])
+            await self._end_looking()
             await self._stagings.run(self._gate.shut)
+            await self._stagings.run(self._sealing.drop)
             left = set(self.missing())
             self._stagings.received_bytes += sum(
                 self.plan.chunks[index][1] for index in self._awaited if index not in left
@@ -311,17 +336,19 @@ class ActiveStaging:
                 f"adapter {plan.manifest.adapter}: commit with {len(missing)} of "
                 f"{len(plan.chunks)} chunks missing (first: {missing[0]})"
             )
+        await self._end_looking()
         await run(self._gate.shut)
         extent, layout = self._entry.extent, plan.layout
         try:
-            seal: commit.Seal = await run(
-                commit.seal,
+            already = await run(self._sealing.results)
+            seal: Seal = await run(
+                sealing.seal,
                 store.arena,
                 extent,
                 layout,
                 self._stagings.hashing,
                 plan.manifest.adapter,
-                self._known,
+                {**already, **self._known},
             )
             digest = seal.digest
             check_digest(plan, digest)

@@ -13,7 +13,7 @@ import pytest
 from lorafleet.errors import InvalidAdapter
 from lorafleet.frames import ChunkFrame
 from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
-from lorafleet_sidecar import commit
+from lorafleet_sidecar import commit, sealing
 from lorafleet_sidecar.allocator import ALIGNMENT, Extent
 from lorafleet_sidecar.arena import Arena
 from lorafleet_sidecar.chunk_writer import ChunkWriter
@@ -37,7 +37,7 @@ def arena(volume: Path) -> Iterator[Arena]:
 
 def staged(
     volume: Path, arena: Arena, adapter: SourceAdapter, profile: EngineProfile
-) -> tuple[StagingPlan, commit.Seal]:
+) -> tuple[StagingPlan, sealing.Seal]:
     raw = adapter.manifest().SerializeToString()
     plan = StagingPlan.make(raw, profile, 1 << 30)
     directory = StagingDirectory.create(volume, "0" * 32, EXTENT, plan, profile)
@@ -51,7 +51,7 @@ def staged(
     writer.close()
     gate.close()
     with ThreadPoolExecutor(2) as hashing:
-        return plan, commit.seal(arena, EXTENT, plan.layout, hashing, "team-a/sql")
+        return plan, sealing.seal(arena, EXTENT, plan.layout, hashing, "team-a/sql")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from lorafleet.frames import ChunkFrame
 from lorafleet.profile import EngineProfile, LoraModule, ModuleKind
-from lorafleet_sidecar import commit
+from lorafleet_sidecar import commit, sealing
 from lorafleet_sidecar.allocator import ALIGNMENT, Extent
 from lorafleet_sidecar.arena import Arena
 from lorafleet_sidecar.chunk_writer import ChunkWriter
@@ -98,7 +98,7 @@ def peak_of(volume: Path, layers: int, width: int, dtype: str) -> tuple[int, int
             crc32c = google_crc32c.value(np.frombuffer(piece, np.uint8))
             writer.write(ChunkFrame(offset, crc32c, piece))
         writer.close()
-        commit.seal(arena, extent, plan.layout, hashing, "team-a/all")
+        sealing.seal(arena, extent, plan.layout, hashing, "team-a/all")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     arena.close()
