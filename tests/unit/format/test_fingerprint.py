@@ -45,7 +45,9 @@ def test_numpy_computes_what_is_defined(kind: str, shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", [(1, (1 << 20) + 70_000), (70_000, 1), (3, 70_000, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, (1 << 20) + 70_000), (70_000, 1), (3, 70_000, 1), (3, 5, 70_000)]
+)
 def test_long_rows_and_many_rows_are_read_in_parts(kind: str, shape: tuple[int, ...]) -> None:
     values = np.zeros(prod(shape), KINDS[kind])
     values[[0, 5, 65_535, 65_536, -1]] = [1, 2, 3, 4, 5]
