@@ -10,15 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from lorafleet.errors import LorafleetError
 from lorafleet.push.failures import OtherProcess, Overtaken
-from lorafleet.push.tensors import FileTensor
+from lorafleet.push.tensors import FileTensor, read, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from lorafleet.push.content import Content
     from lorafleet.push.revision import Engines, Revision
     from lorafleet.v1alpha1 import push_pb2 as pb
@@ -172,17 +171,16 @@ class Background:
 
 def _copied(content: Content, memory: mmap.mmap) -> Content:
     """Return the content with its tensors in `memory`; what shares memory is copied once."""
+    tensors, places = content.distinct()
     whole, at = memoryview(memory), 0
-    there: dict[Hashable, memoryview] = {}
-    tensors = []
-    for tensor in content.tensors:
-        range_ = there.get(tensor.same) if tensor.same is not None else None
-        if range_ is None:
-            begin = at
-            for piece in tensor.pieces():
-                whole[at : at + len(piece)] = piece
-                at += len(piece)
-            range_ = whole[begin:at]
-            there[tensor.same] = range_
-        tensors.append(FileTensor(tensor.dtype, tensor.shape, range_, same=tensor.same))
-    return replace(content, tensors=tensors)
+    for _, piece in read(tensors):
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    ends = list(accumulate(map(size_of, tensors)))
+    copied = [
+        FileTensor(
+            each.dtype, each.shape, whole[ends[place] - size_of(each) : ends[place]], same=each.same
+        )
+        for each, place in zip(content.tensors, places, strict=True)
+    ]
+    return replace(content, tensors=copied)

@@ -8,7 +8,8 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +23,10 @@ from lorafleet.header import (
     render_header,
 )
 from lorafleet.push import names
-from lorafleet.push.tensors import Bounce, FileTensor, GivenTensor, size_of
+from lorafleet.push.tensors import Bounce, FileTensor, GivenTensor, in_batches, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from lorafleet.push.tensors import Tensor
 
@@ -49,27 +50,40 @@ class Content:
         """Bytes of all tensors."""
         return sum(map(size_of, self.tensors))
 
+    def distinct(self) -> tuple[list[Tensor], list[int]]:
+        """Return the tensors but for those that are an earlier one's memory, and each one's place there."""
+        keys: list[Hashable] = [id(t) if t.same is None else t.same for t in self.tensors]
+        once: dict[Hashable, Tensor] = {}
+        for key, tensor in zip(keys, self.tensors, strict=True):
+            once.setdefault(key, tensor)
+        places = {key: place for place, key in enumerate(once)}
+        return list(once.values()), [places[key] for key in keys]
+
     def digests(self) -> list[bytes]:
         """Return the SHA-256 of each tensor; those that share memory are read once.
 
-        In a few threads, where the tensors' memory allows it.
+        In a few threads; what is on a device is copied by this one, on its current streams.
         """
-        keys: list[Hashable] = [id(t) if t.same is None else t.same for t in self.tensors]
-        once = dict(zip(keys, self.tensors, strict=True))
-        if all(tensor.beside for tensor in once.values()):
-            with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-                found = list(threads.map(_digest, once.values()))
-        else:
-            found = [_digest(tensor) for tensor in once.values()]
-        digests = dict(zip(once, found, strict=True))
-        return [digests[key] for key in keys]
+        tensors, places = self.distinct()
+        made = [hashlib.sha256() for _ in tensors]
 
+        def take(share: Iterable[tuple[int, Iterable[memoryview]]]) -> None:
+            for index, pieces in share:
+                for piece in pieces:
+                    made[index].update(piece)
 
-def _digest(tensor: Tensor) -> bytes:
-    made = hashlib.sha256()
-    for piece in tensor.pieces():
-        made.update(piece)
-    return made.digest()
+        here = [(index, each) for index, each in enumerate(tensors) if each.bounce is None]
+        there = [(index, each) for index, each in enumerate(tensors) if each.bounce is not None]
+        count = min(_MOST_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(lambda each: take([(each[0], each[1].pieces())]), here))
+            for batch in in_batches(each for _, each in there):
+                whole = [
+                    (there[at][0], [piece for _, piece in pieces])
+                    for at, pieces in groupby(batch, itemgetter(0))
+                ]
+                list(threads.map(take, (whole[turn::count] for turn in range(count))))
+        return [made[place].digest() for place in places]
 
 
 def from_folder(folder: Path) -> Content:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import TooLarge, TransferInterrupted
 from lorafleet.push.connection import about
-from lorafleet.push.tensors import PIECE_BYTES, size_of
+from lorafleet.push.tensors import PIECE_BYTES, read, size_of
 from lorafleet.v1alpha1 import push_pb2 as pb
 
 if TYPE_CHECKING:
@@ -92,11 +92,14 @@ class Sending:
             self._progress(sent, lacking)
 
     def _pieces(self, missing: Sequence[int]) -> Iterator[_Piece]:
-        for index in tuple(missing):
-            tensor, offset = self._content.tensors[index], 0
-            for piece in tensor.pieces():
-                yield index, offset, piece if tensor.beside else bytes(piece)
-                offset += len(piece)
+        numbers = tuple(missing)
+        tensors = [self._content.tensors[index] for index in numbers]
+        last, offset = -1, 0
+        for at, piece in read(tensors):
+            if at != last:
+                last, offset = at, 0
+            yield numbers[at], offset, piece if tensors[at].bounce is None else bytes(piece)
+            offset += len(piece)
 
 
 def _together(pieces: Iterator[_Piece], most: int) -> Iterator[pb.PushedBytes]:

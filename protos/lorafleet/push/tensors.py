@@ -1,12 +1,14 @@
 """Bytes out of tensors where they are, a piece at a time: torch's on any device, and arrays of numpy.
 
 A tensor of torch is only ever asked through its own methods and its own module, so nothing here
-imports torch. One on a device is copied through a pinned buffer of PIECE_BYTES; nothing else is.
+imports torch. Those on a device are copied through two pinned buffers of PIECE_BYTES, several small ones
+in each; nothing else is.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import chain, cycle, groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -14,7 +16,7 @@ from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from lorafleet.errors import InvalidAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 PIECE_BYTES: Final = 4 << 20
 """The most that one message carries."""
@@ -28,11 +30,14 @@ class Tensor(Protocol):
     shape: tuple[int, ...]
     same: Hashable
     """Equal for tensors that are the same bytes of the same memory; None: not known."""
-    beside: bool
-    """Whether several threads may read it and others at once: they share no buffer."""
+    bounce: Bounce | None
+    """What its bytes come to the host through; None: they are there, and any thread may read them."""
 
-    def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes, row-major, little-endian; a piece is valid until the next is asked for."""
+    def pieces(self) -> Iterator[Any]:
+        """Yield the bytes, row-major, little-endian, at most PIECE_BYTES each.
+
+        Memoryviews; of one with a `bounce` what that takes. See `read`.
+        """
         ...
 
 
@@ -41,10 +46,22 @@ def size_of(tensor: Tensor) -> int:
     return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
+def in_batches(tensors: Iterable[Tensor]) -> Iterator[list[tuple[int, memoryview]]]:
+    """Yield lists of (index, piece), in order; a list is valid until the next is asked for."""
+    for bounce, group in groupby(enumerate(tensors), lambda each: each[1].bounce):
+        pieces = ((index, piece) for index, tensor in group for piece in tensor.pieces())
+        yield from ([each] for each in pieces) if bounce is None else bounce.batches(pieces)
+
+
+def read(tensors: Iterable[Tensor]) -> Iterator[tuple[int, memoryview]]:
+    """Yield (index, piece), in order; one with a `bounce` is valid until the next is asked for."""
+    return chain.from_iterable(in_batches(tensors))
+
+
 class FileTensor:
     """A range of bytes that lie in memory or in a mapped file."""
 
-    beside = True
+    bounce: Bounce | None = None
 
     def __init__(
         self, dtype: str, shape: tuple[int, ...], data: memoryview, *, same: Hashable = None
@@ -60,8 +77,8 @@ class FileTensor:
 class GivenTensor:
     """A tensor of torch or an array of numpy (`ml_dtypes` included).
 
-    Raises InvalidAdapter for one whose type no adapter has. `bounce` is shared by the tensors of a
-    push: see Bounce.
+    Raises InvalidAdapter for one whose type no adapter has. `bounce`: shared by the tensors of a push,
+    for those on a device.
     """
 
     def __init__(self, name: str, given: Any, bounce: Bounce) -> None:
@@ -74,27 +91,25 @@ class GivenTensor:
         self.shape = tuple(int(size) for size in given.shape)
         self._is_torch = hasattr(given, "data_ptr")
         self._given = given.detach() if self._is_torch else given
-        self._bounce = bounce
-        self.beside = not self._is_torch or self._given.device.type == "cpu"
+        on_host = not self._is_torch or self._given.device.type == "cpu"
+        self.bounce = None if on_host else bounce
         self.same: Hashable = None
         if self._is_torch:
             strides = tuple(self._given.stride())
             at = self._given.data_ptr()
             self.same = (str(given.device), at, self.dtype, self.shape, strides) if at else None
 
-    def pieces(self) -> Iterator[memoryview]:
-        """Yield copies or views of a few rows at a time."""
+    def pieces(self) -> Iterator[Any]:
+        """Yield copies or views of a few rows at a time, on the device where it is."""
         for part in _parts(self._given, size_of(self)):
             yield self._bytes_of(part)
 
-    def _bytes_of(self, part: Any) -> memoryview:
+    def _bytes_of(self, part: Any) -> Any:
         if not self._is_torch:
             whole = part if part.flags.c_contiguous else part.copy()
             return memoryview(whole.reshape(-1).view("uint8"))
         flat = part.contiguous().reshape(-1).view(sys.modules["torch"].uint8)
-        if flat.device.type != "cpu":
-            flat = self._bounce.through(flat)
-        return memoryview(flat.numpy())
+        return flat if self.bounce is not None else memoryview(flat.numpy())
 
 
 def _parts(given: Any, size: int) -> Iterator[Any]:
@@ -123,17 +138,80 @@ def _contiguous(given: Any) -> bool:
     return bool(found)
 
 
-class Bounce:
-    """A pinned buffer that pieces on a device are copied through; made when the first one comes."""
+class Buffer(Protocol):
+    """PIECE_BYTES of the host's memory that bytes on devices are copied into."""
+
+    def fill(self, pieces: Sequence[Any]) -> None:
+        """Begin to copy them, one behind the other."""
+        ...
+
+    def wait(self) -> memoryview:
+        """Return the memory once they are there."""
+        ...
+
+
+class PinnedBuffer:
+    """Takes flat tensors of torch, of any devices. Copies are ordered after what computed them."""
 
     def __init__(self) -> None:
-        self._buffer: Any = None
-
-    def through(self, flat: Any) -> Any:
-        """Return the bytes of `flat` (uint8, at most PIECE_BYTES) on the host, until the next call."""
         torch = sys.modules["torch"]
-        if self._buffer is None:
-            self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-        there = self._buffer[: len(flat)]
-        there.copy_(flat)  # blocking: ordered after what computed it
-        return there
+        self._memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._copied: list[Any] = []  # an event of each device
+
+    def fill(self, pieces: Sequence[Any]) -> None:
+        """Begin to copy, on the current stream of each one's device; other kinds of devices block."""
+        at = 0
+        for piece in pieces:
+            self._memory[at : at + len(piece)].copy_(piece, non_blocking=piece.is_cuda)
+            at += len(piece)
+        devices = {piece.device for piece in pieces if piece.is_cuda}
+        current = sys.modules["torch"].cuda.current_stream
+        self._copied = [current(device).record_event() for device in devices]
+
+    def wait(self) -> memoryview:
+        """Return the memory once the devices have copied."""
+        for event in self._copied:
+            event.synchronize()
+        return memoryview(self._memory.numpy())
+
+
+class Bounce:
+    """What pieces on a device come to the host through: two buffers by turns, made for each reading.
+
+    While one is filled, the host has the other's bytes.
+    """
+
+    def __init__(self, make: Callable[[], Buffer] = PinnedBuffer) -> None:
+        self._make = make
+
+    def batches(self, pieces: Iterable[tuple[int, Any]]) -> Iterator[list[tuple[int, memoryview]]]:
+        """Yield what fits into a buffer together, with its number; valid until the next is asked for."""
+        buffers = cycle((self._make(), self._make()))
+        before: list[tuple[Buffer, list[tuple[int, Any]]]] = []
+        for batch in _together(pieces):
+            buffer = next(buffers)
+            buffer.fill([piece for _, piece in batch])
+            yield from map(_arrived, before)
+            before = [(buffer, batch)]
+        yield from map(_arrived, before)
+
+
+def _together(pieces: Iterable[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
+    batch, size = list[tuple[int, Any]](), 0
+    for index, piece in pieces:
+        if size + len(piece) > PIECE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append((index, piece))
+        size += len(piece)
+    if batch:
+        yield batch
+
+
+def _arrived(filled: tuple[Buffer, list[tuple[int, Any]]]) -> list[tuple[int, memoryview]]:
+    buffer, batch = filled
+    whole, at, found = buffer.wait(), 0, []
+    for index, piece in batch:
+        found.append((index, whole[at : at + len(piece)]))
+        at += len(piece)
+    return found

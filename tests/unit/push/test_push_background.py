@@ -142,7 +142,7 @@ def test_two_threads_that_put_at_once_lose_no_handle() -> None:
     class Meeting:
         """A tensor whose copying waits for that of the other thread."""
 
-        dtype, shape, same = "F32", (1,), None
+        dtype, shape, same, bounce = "F32", (1,), None, None
 
         def pieces(self) -> Any:
             both.wait()

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from late_buffers import BOUNCE
 from lorafleet.errors import DigestMismatch, TransferInterrupted
 from lorafleet.push.content import Content
 from lorafleet.push.sending import Sending
@@ -50,7 +51,7 @@ class Replica(pb_grpc.PushServiceServicer):
 def sent(
     tensors: Sequence[bytes], missing: Sequence[int], *, runs_on: bool
 ) -> list[pb.PushedBytes]:
-    """Return the messages that a trainer sends; those of a device are told by `beside`."""
+    """Return the messages that a trainer sends; as if they were on a device."""
     replica = Replica(pb.PushAccepted(missing=missing, runs_on=runs_on))
     content = Content(b"", b"", [Reused(data) for data in tensors])
     told: list[tuple[int, int]] = []
@@ -63,20 +64,12 @@ def sent(
 
 
 class Reused(FileTensor):
-    """As one on a device: every piece lies in one buffer, until the next is asked for."""
+    """As one on a device: every piece lies in a buffer that is filled again."""
 
-    beside = False
-    buffer = bytearray(PIECE_BYTES)
+    bounce = BOUNCE
 
     def __init__(self, data: bytes) -> None:
         super().__init__("U8", (len(data),), memoryview(data))
-
-    def pieces(self) -> Iterator[memoryview]:
-        for piece in super().pieces():
-            there = memoryview(self.buffer)[: len(piece)]
-            there[:] = piece
-            yield there
-            there[:] = bytes(len(piece))
 
 
 def test_two_thousand_small_tensors_go_in_one_message() -> None:

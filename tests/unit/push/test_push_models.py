@@ -129,28 +129,20 @@ def test_tensors_that_share_memory_are_read_once() -> None:
     assert len(set(digests)) == 2
 
 
-def test_tensors_are_hashed_beside_each_other_unless_they_share_a_buffer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tensors_are_hashed_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    both, here = threading.Barrier(2, timeout=60), threading.get_ident()
+    both = threading.Barrier(2, timeout=60)
 
     class Met(Read):
         def pieces(self) -> Any:
-            if self.beside:
-                both.wait()
-            assert (threading.get_ident() == here) is not self.beside
+            both.wait()
             yield from super().pieces()
 
     named = {f"m.{n}.q_proj.lora_A.weight": torch.full((4, 64), float(n)) for n in range(2)}
     found = from_tensors(
         named, {}, adapter="default", wrap=lambda name, each: Met(name, each, Bounce())
     )
-    digests = found.digests()
-    for tensor in found.tensors:
-        tensor.beside = False
-    assert found.digests() == digests
-    assert digests == [hashlib.sha256(each.numpy()).digest() for each in named.values()]
+    assert found.digests() == [hashlib.sha256(each.numpy()).digest() for each in named.values()]
 
 
 @pytest.mark.parametrize("kind", ["rows", "columns", "one row"])
