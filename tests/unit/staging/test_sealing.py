@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from counting_threads import Counting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lorafleet.frames import ChunkFrame
@@ -169,16 +170,6 @@ def test_what_was_not_read_yet_when_a_transfer_breaks_never_is(dense: Scene) -> 
     assert early.results() == {}
 
 
-class Counting(ThreadPoolExecutor):
-    """Counts what is submitted."""
-
-    count = 0
-
-    def submit(self, *job: Any, **options: Any) -> Any:
-        self.count += 1
-        return super().submit(*job, **options)
-
-
 @dataclass
 class Sidecar:
     """Stagings that count what they hash."""
@@ -187,9 +178,9 @@ class Sidecar:
     stagings: Stagings
     hashing: Counting
 
-    async def begin(self, adapter: SourceAdapter, **changes: Any) -> ActiveStaging:
+    async def begin(self, adapter: SourceAdapter) -> ActiveStaging:
         """Begin, or go on with, the transfer of an adapter."""
-        raw = adapter.manifest(CHUNK, **changes).SerializeToString()
+        raw = adapter.manifest(CHUNK).SerializeToString()
         staging = await self.stagings.begin(raw, engine_profile(3))
         assert isinstance(staging, ActiveStaging)
         await staging.open()
