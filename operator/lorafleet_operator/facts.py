@@ -164,11 +164,14 @@ class Facts:
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether the content can be had from nobody now: no engine has it, nor can its source be
-        read."""
-        if self.source_error is None and not self.unread:
-            return False
-        return not revisions.digest_of(self.engines, self.fingerprint)
+        """Whether the content can be had from nobody now: its source cannot be read, and no engine
+        that has it passes it on."""
+        return self.source_error is not None and not any(
+            view.inventory is not None
+            and view.inventory.forwards
+            and view.digest_of(self.fingerprint)
+            for view in self.engines
+        )
 
     @property
     def may_act(self) -> bool:

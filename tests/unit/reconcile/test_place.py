@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from known_fleet import KnownFleet, Link, Links
-from lorafleet.errors import InvalidAdapter
+from lorafleet.errors import InvalidAdapter, SourceUnavailable
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.facts import Facts
 from lorafleet_operator.memory import Verdict
 from lorafleet_operator.observe import observe
 from lorafleet_operator.place import place
 from lorafleet_operator.world import World
-from operator_builders import adapter, engine, loaded, pool
+from operator_builders import adapter, engine, facts, loaded, pool, staged
 
 if TYPE_CHECKING:
     from lorafleet_operator.world import EngineView
@@ -89,6 +90,25 @@ async def test_an_adapter_for_every_engine_hears_the_refusal_of_each_that_cannot
     assert found.placed.pods == tuple(f"e-00{number}" for number in range(6))
     refusing = {found.view(uid).pod.name for uid in found.refusals}
     assert refusing == {"e-000", "e-001"}
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "out"),
+    [
+        (engine("a", staged(), forwards=True), False),
+        (engine("a", staged()), True),  # it passes nothing on
+        (engine("a", forwards=True), True),
+    ],
+)
+def test_while_a_source_is_away_content_comes_from_an_engine_that_passes_it_on(
+    neighbour: EngineView, out: bool
+) -> None:
+    found = facts(neighbour, engine("b", forwards=True))
+    assert not found.out_of_reach
+    found.unread = True
+    assert not found.out_of_reach, "it may answer any moment"
+    found.source_error = SourceUnavailable("no answer")
+    assert found.out_of_reach is out
 
 
 async def test_engines_that_have_it_or_hold_its_content_or_have_refused_it_are_seen() -> None:
