@@ -251,11 +251,15 @@ def _sharing_engines(key: str, world: World) -> list[str]:
 
 
 def _demand(adapter: LoRAAdapter, created: str) -> AdapterDemand:
-    """Return what the adapter needs; the refusals that its status tells are of its present spec."""
+    """Return what the adapter needs; the refusals that its status tells are of its present spec.
+
+    Guests stay for as long as requests ask for them: when that ends, no status says.
+    """
     status = adapter.status
     told = status.observed_generation == adapter.metadata.generation
     refused = {p: each.message for each in status.refusals for p in each.pods} if told else {}
-    return replace(AdapterDemand.from_adapter(adapter, created), refused=refused)
+    visits = frozenset(engine.pod_name for engine in status.engines if engine.guest)
+    return replace(AdapterDemand.from_adapter(adapter, created), refused=refused, visits=visits)
 
 
 class _Holders:

@@ -195,7 +195,9 @@ def _entries(
             trying = course.trial is not None and view.uid in (course.trying or ())
             served = view.staged(entry.digest) if entry.published else None
             step = step_of(steps, served.fingerprint) if served is not None else None
-            entries.append(entry.model_copy(update={"canary": trying, "step": step}))
+            guest = facts.placed is not None and view.pod.name in facts.placed.guests
+            known = {"canary": trying, "guest": guest, "step": step}
+            entries.append(entry.model_copy(update=known))
     return sorted(entries, key=lambda e: (e.published and not e.message, e.pod_name))
 
 

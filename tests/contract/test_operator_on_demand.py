@@ -53,6 +53,7 @@ async def asked(op: Operator, rig: Rig, made: LoRAAdapter) -> tuple[LoRAAdapter,
     request = asyncio.create_task(rig.answer(made.key))
     async with asyncio.timeout(60):
         await woken.woken.wait()
+        await until(lambda: op.fleet.requested.pods(made.served_name))  # other news wakes it too
         op.fleet.wakeups.remove(made.key, woken)
         made = await op.apply(made)
         return made, await request
@@ -199,6 +200,7 @@ async def test_an_engine_beyond_the_replicas_that_is_asked_gets_it_as_a_guest(
         sql, text = await asked(op, b, sql)
         assert text == sql.status.digest[7:19] == await a.answer("team-a/sql")
         assert (sql.status.engines_summary, ready(sql)[0]) == ("2/2", "True")
+        assert [each.guest for each in sql.status.engines] == [False, True]
         residencies = [r.residency for rig in (a, b) for r in rig.engine.revisions.values()]
         assert residencies == ["", "onDemand"]
 

@@ -178,6 +178,8 @@ class AdapterEngine(ApiModel):
     """Whether the served name points at this revision on this engine."""
     canary: bool = False
     """Whether the engine tries the revision of status.canary."""
+    guest: bool = False
+    """Whether the adapter is there beyond its replicas, for a request asked for it."""
     step: Int64 | None = Field(default=None, ge=0)
     """Trainer's step of the revision that this engine serves; of pushed ones only."""
     in_flight: Int32 = Field(default=0, ge=0)

@@ -257,6 +257,8 @@ def _lines(planner: Planner, entry: Entry, names: Iterable[str], want: int) -> I
     for name in sorted(names):
         if name in entry.chosen:
             why = "has it already" if name in loaded else entry.chosen[name]
+            if name in entry.guests:
+                why = f"{why}, beside its replicas: a request asked for it there"
             if name in demand.refused:
                 why = f"{why}, though it refuses the content: {demand.refused[name]}"
             yield EngineLine(name, Verdict.CHOSEN, why)

@@ -66,6 +66,24 @@ def told(found: list[dict[str, Any]], key: str) -> tuple[tuple[str, ...], str]:
     return plan.chosen, ": ".join(plan.blocked or ())
 
 
+def test_an_engine_that_a_request_asked_is_told_of_beside_the_replicas() -> None:
+    found = adapter("infra/a", 1, placement={"policy": "Spread", "replicas": 1})
+    served = {"tier": "gpu", "published": True, "digest": "sha256:" + "a" * 64}
+    found["status"]["engines"] = [
+        {"podName": "e-0", **served},
+        {"podName": "e-1", "guest": True, **served},
+    ]
+    objects = [found, pool("pool", "e-0", "e-1", "e-2")]
+    assert told(objects, "infra/a") == (("e-0", "e-1"), "")
+    plan = why(objects, "infra/a").plan
+    assert plan is not None
+    assert [line.text for line in plan.engines] == [
+        "has it already",
+        "has it already, beside its replicas: a request asked for it there",
+        "2 of 2 engines chosen",
+    ]
+
+
 def test_guests_take_room_and_the_quota_of_their_tenant_is_one_for_its_namespaces() -> None:
     entry = {
         "name": "guests",
