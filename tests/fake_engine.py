@@ -43,6 +43,7 @@ class FakeEngine:
         self.host_address = host
         self.loads: list[tuple[str, str]] = []  # (served name, digest) over all instances
         self.behaviour.loads_go_on.set()
+        self.behaviour.proofs_go_on.set()
         self.moves: list[tuple[str, str]] = []  # (served name, digest) that it came to mean
         self.ends: list[str] = []
         self.alive = False
@@ -171,7 +172,7 @@ class FakeEngine:
                 self.revisions[lora_int_id].aborted = False
                 return {"lora_int_id": lora_int_id, "seconds": 0.001}
             case "POST", "/v1/verify":
-                return self._verify(body["lora_int_id"])
+                return await self._verify(body["lora_int_id"])
             case "POST", "/v1/publish":
                 previous = self.served.get(body["served_name"])
                 if body["lora_int_id"] not in self.revisions:
@@ -220,7 +221,8 @@ class FakeEngine:
         self._activate(revision.lora_int_id)
         return revision.lora_int_id
 
-    def _verify(self, lora_int_id: int) -> dict[str, Any]:
+    async def _verify(self, lora_int_id: int) -> dict[str, Any]:
+        await self.behaviour.proofs_go_on.wait()
         revision = self.revisions.get(lora_int_id)
         if revision is None:
             raise Refused(404, {"error": f"no adapter {lora_int_id} is loaded"})

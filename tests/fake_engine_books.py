@@ -32,6 +32,8 @@ class Behaviour:
     workers: int = 1
     loads_go_on: asyncio.Event = field(default_factory=asyncio.Event)
     """While a test clears it, loads wait."""
+    proofs_go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """The same for what was loaded and is to be proved."""
     first_request_seconds: float = 60.0
     refuse: dict[str, str] = field(default_factory=dict)  # digest, or "*" for all -> text
     wrong: dict[str, str] = field(default_factory=dict)  # digest -> what its slot is found to hold

@@ -144,6 +144,18 @@ async def test_a_slot_that_is_not_what_was_staged_is_never_published(rig: Rig) -
     assert [each.verified for each in rig.engine.revisions.values()] == [True]
 
 
+async def test_what_is_being_proved_is_told_as_unproved(rig: Rig) -> None:
+    """Whoever takes it for proved decides that all engines have it, or makes it what is served."""
+    digest = rig.put(1)
+    rig.engine.behaviour.proofs_go_on.clear()
+    loading = asyncio.create_task(rig.load(digest, publish=False))
+    await until(lambda: rig.engine.revisions)
+    assert [each.unproved for each in (await rig.inventory()).loaded] == [True]
+    rig.engine.behaviour.proofs_go_on.set()
+    await loading
+    assert [each.unproved for each in (await rig.inventory()).loaded] == [False]
+
+
 @pytest.mark.parametrize("misfortune", ["not listed in /v1/models", "answers no token"])
 async def test_a_revision_that_does_not_prove_itself_is_switched_back(
     rig: Rig, misfortune: str
