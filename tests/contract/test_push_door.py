@@ -108,13 +108,13 @@ async def test_pushes_that_break_off_anywhere_keep_no_place_file_or_room(there: 
 async def test_an_api_server_that_does_not_answer_lets_nobody_in_and_others_go_on(
     there: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_PATIENCE_SECONDS", 0.5)
     inside = there.trainer()
     async with inside.channel() as channel:
         call = pb_grpc.PushServiceStub(channel).Push(metadata=inside.metadata)
         content = Content.of(1, 2)
         await call.write(pb.PushRequest(manifest=inside.manifest(content, 1)))
         await call.read()
+        monkeypatch.setattr(access, "_PATIENCE_SECONDS", 0.5)
         there.reviews.answers.clear()
         errors = await asyncio.gather(
             *(refused(there.trainer().push(content, 2)) for _ in range(9))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -133,7 +134,8 @@ async def test_silence_ends_the_stream_keeps_the_chunks_and_later_frees_them(vol
     async with serving(volume, settings=settings) as sidecar:
         call = StageCall(sidecar.channel)
         await call.manifest(ADAPTER.manifest())
-        await call.chunk(*ADAPTER.chunk(*CUTS[0]))
+        with suppress(grpc.aio.AioRpcError):  # a busy machine is as silent before it
+            await call.chunk(*ADAPTER.chunk(*CUTS[0]))
         error = await failure(call)
         assert reason(error) == "TransferInterrupted"
         assert "nothing arrived for 0.2 s" in (error.details() or "")
