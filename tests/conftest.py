@@ -30,6 +30,8 @@ settings.load_profile("lorafleet")
 
 # A shell lets what it starts in the background ignore interrupts, and with it what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Whoever ends a run ends what its tests started, which is in sessions of its own.
+signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 _LOG_BYTES = 6000
 

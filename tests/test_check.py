@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+from waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RACE = """
@@ -23,10 +26,35 @@ SOUND = "def test_sound():\n    pass\n"
 UNREADABLE = "import nothing_of_this_name\n"
 
 
+LASTS = """
+import subprocess, sys, time
+from pathlib import Path
+
+import pytest
+
+@pytest.fixture
+def server():
+    server = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(__file__).with_name("pid").write_text(f"{server.pid} ")
+    yield
+    server.kill()
+    server.wait()
+
+def test_lasts(server):
+    time.sleep(600)
+"""
+
+
 def checked(
     root: Path, tests: dict[str, str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run `hack/check contract` in a clone that has these tests alone."""
+    command, kept = clone(root, tests)
+    return subprocess.run(command, env=kept | environment, capture_output=True, text=True)
+
+
+def clone(root: Path, tests: dict[str, str]) -> tuple[list[Path | str], dict[str, str]]:
+    """Make a clone that has these tests alone; return how to check it, and the environment."""
     contract = root / "tests" / "contract"
     contract.mkdir(parents=True)
     (root / "hack").mkdir()
@@ -37,12 +65,7 @@ def checked(
     for name, text in tests.items():
         (contract / f"test_{name}.py").write_text(text)
     kept = {name: value for name, value in os.environ.items() if name != "CI"}
-    return subprocess.run(
-        [root / "hack" / "check", "contract"],
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-    )
+    return [root / "hack" / "check", "contract"], kept
 
 
 def test_a_race_lost_once_goes_on_and_is_named(tmp_path: Path) -> None:
@@ -86,3 +109,42 @@ def test_what_is_no_race_is_not_tried_again(
     assert ended.returncode == 1
     assert said in ended.stdout
     assert "once more" not in ended.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+    command, kept = clone(tmp_path, {"a": LASTS})
+    ended = interrupted(tmp_path, command, kept, number)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(f"FAILED: ended by {number.name}\n"), ended.stdout + ended.stderr
+
+
+def test_pytest_alone_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
+    _, kept = clone(tmp_path, {"a": LASTS})
+    command: list[Path | str] = [tmp_path / ".venv/bin/python", "-m", "pytest", "tests/contract"]
+    ended = interrupted(tmp_path, command, kept, signal.SIGTERM)
+    assert ended.returncode == pytest.ExitCode.INTERRUPTED, ended.stdout + ended.stderr
+
+
+def interrupted(
+    root: Path, command: list[Path | str], environment: dict[str, str], number: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    """Run a check of LASTS that gets a signal while its server runs; that is gone afterwards."""
+    checking = subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    told = root / "tests" / "contract" / "pid"
+    eventually(lambda: told.exists() and told.read_text().endswith(" "))
+    if number is signal.SIGINT:
+        os.killpg(checking.pid, number)  # as a terminal does
+    else:
+        checking.send_signal(number)
+    out, err = checking.communicate(timeout=60)
+    assert not psutil.pid_exists(int(told.read_text()))
+    return subprocess.CompletedProcess(command, checking.returncode, out, err)
