@@ -23,6 +23,7 @@ def test_race(tmp_path):
 """
 BROKEN = "def test_broken():\n    assert False\n"
 SOUND = "def test_sound():\n    pass\n"
+LONG = "def test_long():\n    assert [bytes(8 << 20)] == [b'x' * (8 << 20)]\n"
 UNREADABLE = "import nothing_of_this_name\n"
 
 
@@ -92,6 +93,13 @@ def test_what_fails_again_refuses_and_the_first_run_shows_every_failure(tmp_path
     assert "1 failed, 1 passed" in ended.stdout, "those two alone"
     assert "FAILED: suite contract" in ended.stderr
     assert "FLAKY" not in ended.stdout
+
+
+def test_what_differs_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    ended = checked(tmp_path, {"a": LONG}, {"CI": "true"})
+    assert ended.returncode == 1
+    assert "At index 0 diff" in ended.stdout
+    assert len(ended.stdout) < 20_000
 
 
 @pytest.mark.parametrize(
