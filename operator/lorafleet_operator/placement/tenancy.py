@@ -170,10 +170,16 @@ class Shares:
         return self.kept_bytes - size, self.kept_slots - slots
 
     def within(self, adapter: AdapterDemand) -> bool:
-        """Return whether one more adapter would be within its tenant's guarantee."""
+        """Return whether one more adapter would be within its tenant's guarantee.
+
+        Then `guards` holds once it is here: else it and a more important one of another tenant
+        would take each other's place for ever.
+        """
         kept, load = self.kept.get(adapter.tenant, _NONE_KEPT), self.load(adapter.tenant)
-        after = load.size_bytes + (adapter.size_bytes or 0)
-        return load.adapters < kept.slots or 0 < after <= kept.size_bytes
+        before, after = load.size_bytes, load.size_bytes + (adapter.size_bytes or 0)
+        return load.adapters < kept.slots or (
+            before < kept.size_bytes and 0 < after <= kept.size_bytes
+        )
 
     def guards(self, adapter: AdapterDemand) -> bool:
         """Return whether an adapter that is here is within its tenant's guarantee."""

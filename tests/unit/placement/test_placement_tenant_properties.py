@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given
+from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from lorafleet_operator.placement import (
@@ -18,6 +18,7 @@ from lorafleet_operator.placement import (
     plan,
     planned,
 )
+from lorafleet_operator.placement.tenancy import Kept, Shares
 from placement_fleets import adapter_lists, carried_out, engine_lists, over_capacity, tenancy
 
 unhurried = hypothesis_settings(
@@ -169,3 +170,29 @@ def test_one_adapter_that_goes_moves_no_other(
         planner.settle()
         for key, entry in planner.entries.items():
             assert before[key] <= entry.chosen.keys()
+
+
+SMALL = st.builds(
+    AdapterDemand,
+    key=st.uuids().map(lambda each: f"t/{each}"),
+    assigned=st.just("t"),
+    size_bytes=st.none() | st.integers(0, 4),
+    residency=st.sampled_from(Residency),
+)
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(0, 6), st.integers(0, 3), st.lists(SMALL, max_size=5), SMALL)
+@example(
+    3, 0, [AdapterDemand("t/b", assigned="t", size_bytes=3)], AdapterDemand("t/e", assigned="t")
+)
+def test_who_claims_a_place_by_a_guarantee_is_guarded_by_it_then(
+    kept_bytes: int, kept_slots: int, here: list[AdapterDemand], claims: AdapterDemand
+) -> None:
+    """Else it and a more important adapter took each other's place for ever, and planning never ended."""
+    shares = Shares.of({"t": Kept(kept_bytes, kept_slots)})
+    for each in here:
+        shares.add(each)
+    if shares.within(claims):
+        shares.add(claims)
+        assert shares.guards(claims)
