@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from lorafleet.errors import LorafleetError
     from lorafleet.profile import EngineProfile
 
@@ -63,6 +65,34 @@ VerdictKey = tuple[str, str, bool, "EngineProfile"]
 
 _Subject = tuple[str, int, str]
 """Engine (pod UID and start of vLLM), generation of the spec, fingerprint of the content."""
+_CONTENTS: Final = 4
+"""Contents of an adapter that an engine's word is kept of: those that it may be asked to load by turns."""
+_T = TypeVar("_T")
+
+
+class _Said(Generic[_T]):
+    """What engines said of contents of adapters, which are known by their UID.
+
+    Of an engine that was started again, or is no more, and of a spec of before nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, dict[_Subject, _T]]] = {}  # by adapter and pod
+
+    def of(self, uid: str, about: _Subject) -> _T | None:
+        return self._kept.get(uid, {}).get(_pod(about), {}).get(about)
+
+    def keep(self, uid: str, about: _Subject, said: _T) -> None:
+        pods = self._kept.setdefault(uid, {})
+        others = (each for each in pods.get(_pod(about), {}).items() if each[0] != about)
+        kept = [each for each in others if each[0][:2] == about[:2]]
+        pods[_pod(about)] = dict([*kept[1 - _CONTENTS :], (about, said)])
+
+    def pods(self, uid: str) -> Collection[str]:
+        return self._kept.get(uid, {}).keys()
+
+    def forget(self, uid: str) -> None:
+        self._kept.pop(uid, None)
 
 
 class Memory:
@@ -71,9 +101,8 @@ class Memory:
     def __init__(self) -> None:
         self._looks: dict[str, Look] = {}
         self._verdicts: OrderedDict[VerdictKey, Verdict] = OrderedDict()
-        # By the adapter's UID, then by the pod's: what an engine that is no more has said is replaced.
-        self._refusals: dict[str, dict[str, tuple[_Subject, LorafleetError]]] = {}
-        self._failures: dict[str, dict[str, tuple[_Subject, int]]] = {}
+        self._refusals: _Said[LorafleetError] = _Said()
+        self._failures: _Said[int] = _Said()
         self._read: dict[str, Term] = {}
 
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
@@ -136,24 +165,20 @@ class Memory:
         self, uid: str, engine: str, generation: int, fingerprint: str
     ) -> LorafleetError | None:
         """Return the engine's final refusal of this content under this spec."""
-        found = self._refusals.get(uid, {}).get(_pod(engine))
-        about = (engine, generation, fingerprint)
-        return found[1] if found is not None and found[0] == about else None
+        return self._refusals.of(uid, (engine, generation, fingerprint))
 
     def refusing(self, uid: str) -> set[str]:
         """Return the UIDs of the pods whose engines have refused anything of the adapter."""
-        return {*self._refusals.get(uid, ()), *self._failures.get(uid, ())}
+        return {*self._refusals.pods(uid), *self._failures.pods(uid)}
 
     def count_failure(self, uid: str, engine: str, generation: int, fingerprint: str) -> None:
         """Count a load of this content that the engine refused in a way that may pass."""
         tries = self.failures_of(uid, engine, generation, fingerprint)
-        about = (engine, generation, fingerprint)
-        self._failures.setdefault(uid, {})[_pod(engine)] = (about, tries + 1)
+        self._failures.keep(uid, (engine, generation, fingerprint), tries + 1)
 
     def failures_of(self, uid: str, engine: str, generation: int, fingerprint: str) -> int:
         """Return how often the engine has refused this content in a way that may pass."""
-        found = self._failures.get(uid, {}).get(_pod(engine))
-        return found[1] if found and found[0] == (engine, generation, fingerprint) else 0
+        return self._failures.of(uid, (engine, generation, fingerprint)) or 0
 
     def gave_up(self, uid: str, engine: str, generation: int, fingerprint: str) -> bool:
         """Return whether the engine has refused this content for good, or too often."""
@@ -164,8 +189,7 @@ class Memory:
         self, uid: str, engine: str, generation: int, fingerprint: str, error: LorafleetError
     ) -> None:
         """Keep a final refusal, so that the content is not sent there again."""
-        about = (engine, generation, fingerprint)
-        self._refusals.setdefault(uid, {})[_pod(engine)] = (about, error)
+        self._refusals.keep(uid, (engine, generation, fingerprint), error)
 
     def read_in(self, uid: str) -> Term | None:
         """Return in which term the adapter was read from the API server itself, None if in none."""
@@ -179,9 +203,9 @@ class Memory:
         """Drop all about an adapter that is gone."""
         self._read.pop(uid, None)
         self._looks.pop(uid, None)
-        self._refusals.pop(uid, None)
-        self._failures.pop(uid, None)
+        self._refusals.forget(uid)
+        self._failures.forget(uid)
 
 
-def _pod(engine: str) -> str:
-    return engine.partition("/")[0]
+def _pod(about: _Subject) -> str:
+    return about[0].partition("/")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lorafleet.errors import EngineRejected, SourceUnavailable
-from lorafleet_operator.memory import Look, Memory
+from lorafleet_operator.memory import TRIES, Look, Memory
 
 
 def test_a_failed_look_counts_for_its_patience_and_failures_are_counted_for_one_spec() -> None:
@@ -34,4 +34,21 @@ def test_what_an_engine_refuses_counts_until_it_starts_again_and_is_kept_once() 
     assert memory.failures_of("uid", "pod/49", 1, "fp") == 2
     assert memory.failures_of("uid", "pod/49", 2, "fp") == 0
     assert memory.refusing("uid") == {"pod"}
-    assert [len(each["uid"]) for each in (memory._refusals, memory._failures)] == [1, 1]
+    kept = [each._kept["uid"]["pod"] for each in (memory._refusals, memory._failures)]
+    assert [len(each) for each in kept] == [1, 1]
+
+
+def test_two_contents_that_an_engine_is_asked_to_load_by_turns_are_counted_each_for_itself() -> (
+    None
+):
+    memory = Memory()
+    for turn in range(TRIES):
+        for content in ("decided", "newest"):
+            assert not memory.gave_up("uid", "pod/1", 1, content)
+            memory.count_failure("uid", "pod/1", 1, content)
+            assert memory.failures_of("uid", "pod/1", 1, content) == turn + 1
+    assert memory.gave_up("uid", "pod/1", 1, "decided")
+    assert memory.gave_up("uid", "pod/1", 1, "newest")
+    for number in range(50):  # a source that changes and changes
+        memory.count_failure("uid", "pod/1", 1, f"later-{number}")
+    assert len(memory._failures._kept["uid"]["pod"]) == 4
