@@ -39,6 +39,7 @@ def loaded_adapter(
         target.digest == revision.digest and revision.loader in (target.loader, "stock")
         for target in name.targets()
     )
+    unproved = not published and not (revision.verified and desired.loading != revision.digest)
     return pb.LoadedAdapter(
         adapter=name.adapter if name else "",
         served_name=revision.served_name,
@@ -48,11 +49,13 @@ def loaded_adapter(
         published=published,
         in_flight=revision.in_flight,
         pinned=revision.residency == GPU,
-        residency=revision.residency,
+        # The engine hears of it when the proof is over; until then whoever asks what the load was for
+        # took it for another's.
+        residency=name.residency if name and wanted and unproved else revision.residency,
         idle_seconds=revision.idle_seconds,
         loader=revision.loader,
         draining=not wanted,
-        unproved=not published and not (revision.verified and desired.loading != revision.digest),
+        unproved=unproved,
         requests=revision.requests,
         errors=revision.errors,
     )

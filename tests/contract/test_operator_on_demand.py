@@ -47,15 +47,20 @@ async def fleet(volume: Path, tmp_path: Path, engines: int = 1) -> AsyncIterator
 
 
 async def asked(op: Operator, rig: Rig, made: LoRAAdapter) -> tuple[LoRAAdapter, str]:
-    """Ask the engine for the adapter, run the pass that this wakes, return the answer."""
+    """Ask the engine for the adapter, run the passes that this wakes, return the answer.
+
+    The request itself has the engine load it: a pass that looks meanwhile finds it unproved.
+    """
     woken = Sleeper()
     op.fleet.wakeups.add(made.key, woken)
     request = asyncio.create_task(rig.answer(made.key))
     async with asyncio.timeout(60):
-        await woken.woken.wait()
         await until(lambda: op.fleet.requested.pods(made.served_name))  # other news wakes it too
+        while not request.done():
+            woken.woken.clear()
+            made = await op.apply(made)
+            await until(lambda: request.done() or woken.woken.is_set())
         op.fleet.wakeups.remove(made.key, woken)
-        made = await op.apply(made)
         return made, await request
 
 
