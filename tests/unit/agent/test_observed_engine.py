@@ -9,7 +9,7 @@ import pytest
 from lorafleet.errors import LorafleetError, leaves
 from lorafleet.grpc_errors import STATUS, status_of
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
-from lorafleet_sidecar.desired import Desired
+from lorafleet_sidecar.desired import ON_DEMAND, Desired, ServedName, Target
 from lorafleet_sidecar.inventory import InventoryBoard, loaded_adapter, significant
 from lorafleet_sidecar.metrics import TABLE, as_markdown
 from lorafleet_sidecar.observed import EngineState, split_revision_path
@@ -72,7 +72,11 @@ def test_what_is_being_loaded_is_told_from_what_is_right(
     revision = replace(found.revisions[1], verified=verified)
     if not served:
         found = replace(found, served={})
-    assert loaded_adapter(revision, found, Desired(loading=loading)).unproved is unproved
+    target = Target(f"sha256:{HEX}", "direct")
+    wish = ServedName("org/a@v2", "org/a", coming=target, residency=ON_DEMAND)
+    told = loaded_adapter(revision, found, Desired({"org/a@v2": wish}, loading=loading))
+    assert told.unproved is unproved
+    assert told.residency == (ON_DEMAND if unproved else "")  # the engine hears of it then
 
 
 @pytest.mark.parametrize(
