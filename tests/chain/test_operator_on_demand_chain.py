@@ -43,10 +43,10 @@ def test_the_first_request_brings_an_adapter_and_unknown_names_are_not_found(cha
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: ask(chain, "engine-0", model), range(20)))
     (found,) = set(answers)
-    digest = chain.status("sql")["digest"]
-    assert found == (200, digest[7:19])
     assert [chain.loads(engine) for engine in chain.engines] == [1, 0]
+    # The answers do not wait for the status to be written.
     eventually(lambda: chain.status("sql")["enginesSummary"] == "1/1")
+    assert found == (200, chain.status("sql")["digest"][7:19])
     assert [e["podName"] for e in chain.status("sql")["engines"]] == ["engine-0"]
 
     # A name that no adapter of the pool has is not found, long before a request's time is over.
@@ -73,4 +73,5 @@ def test_the_first_request_brings_an_adapter_and_unknown_names_are_not_found(cha
     assert (status, "no operator is connected" in line) == (404, True)
     chain.start_operator()
     eventually(lambda: ask(chain, "engine-1", other)[0] == 200)
+    eventually(lambda: chain.status("chat")["enginesSummary"] == "1/1")
     assert ask(chain, "engine-1", other)[1] == chain.status("chat")["digest"][7:19]

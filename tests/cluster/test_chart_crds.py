@@ -38,12 +38,17 @@ def release(bare: LocalCluster, bare_kube: KubeRest) -> Iterator[Release]:
     helm("uninstall", made.name, "-n", SYSTEM, "--ignore-not-found", kubeconfig=bare.kubeconfig)
     for name in ours(bare_kube):
         bare_kube.delete(f"{CRDS}/{name}")
-    eventually(lambda: not ours(bare_kube))
+    gone(bare_kube)
 
 
 def ours(kube: KubeRest) -> set[str]:
     found = kube.get(CRDS)["items"]
     return {each["metadata"]["name"] for each in found if each["spec"]["group"] == "lorafleet.dev"}
+
+
+def gone(kube: KubeRest) -> None:
+    """Wait until the API server has ended them: it tries again ever later while it still starts one."""
+    eventually(lambda: not ours(kube), 240, "a definition stays")
 
 
 def documents() -> list[dict[str, Any]]:
@@ -150,4 +155,4 @@ def test_definitions_go_with_the_chart_when_that_was_asked_for(
 ) -> None:
     release.install("crds.keep=false")
     release.uninstall()
-    eventually(lambda: not ours(bare_kube))
+    gone(bare_kube)
