@@ -67,6 +67,10 @@ class FairPlaces:
         """Return what a side waits for: those of one kind of one owner."""
         return SideOf(self, owner, kind)
 
+    def awaited(self) -> bool:
+        """Return whether anybody waits for a place."""
+        return bool(self._waiting)
+
     async def take(self, owner: str, kind: str = "") -> None:
         """Wait for a place."""
         turn, side = asyncio.get_running_loop().create_future(), (owner, kind)

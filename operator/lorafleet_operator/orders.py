@@ -224,6 +224,8 @@ async def _send(
             stall_seconds=fleet.settings.stall_seconds,
             commit_seconds=fleet.settings.load_timeout_seconds,
             pace=_pace(facts, fleet),
+            least_source_rate=fleet.settings.least_source_rate,
+            others_wait=fleet.transfers.awaited,
         ),
         on_sent=_sent,
     )

@@ -91,6 +91,10 @@ class OperatorSettings:
     the bound on the operator's memory, with chunk_bytes and window_chunks. Of one tenant at most three
     quarters of them: slow sources of one leave room for others."""
 
+    least_source_rate: int = 1 << 20
+    """Bytes a second that a source has to give while other adapters wait to stream, over 30 s. Default
+    1 MiB: a slower one leaves its place, and its engines keep what they have until its next turn. 0: any."""
+
     sources: int = 32
     """Adapters whose source is open at once, for a look or a transfer. Default 32: the bound on
     connections and open files when thousands of adapters come together. Of one namespace at most
@@ -261,6 +265,7 @@ _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "chunk_bytes": _within(64 << 10, 16 << 20),
     "window_chunks": _within(2, 1024),
     "transfers": _within(1, 64),
+    "least_source_rate": _within(0, 1 << 40),
     "sources": _within(1, 1024),
     "stall_seconds": _seconds,
     "load_timeout_seconds": _seconds,

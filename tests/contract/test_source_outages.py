@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from known_fleet import Sleeper
+from lorafleet_operator import orders
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
+from lorafleet_operator.fair import FairPlaces
 from lorafleet_operator.rounds import Outcome, Rounds
+from lorafleet_operator.transfer.streaming import Limits
 from operator_builders import adapter as built
 from operator_builders import pool
 from operator_rig import CASES, Operator, operator, ready
@@ -169,3 +175,52 @@ async def test_a_transfer_in_the_middle_ends_when_the_plan_gives_the_engine_to_a
         assert a.engine.loads == [("team-a/high", high.status.digest)]
         hang.over.set()
         await rounds.close()
+
+
+class Drip:
+    """Lets nothing of an adapter's weights come from byte `START` on until `over`."""
+
+    START = 16_000
+
+    def __init__(self, web: WebServer, name: str) -> None:
+        self.asked: Counter[int] = Counter()
+        """How often a read began at a byte."""
+        self.over = threading.Event()
+        web.before[f"/{name}/{FILES[1]}"] = self._wait
+
+    @property
+    def waiting(self) -> bool:
+        return any(first >= self.START for first in self.asked)
+
+    def _wait(self, first: int) -> None:
+        self.asked[first] += 1
+        if first >= self.START:
+            self.over.wait(120)
+
+
+async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_from_there_later(
+    volume: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.5))
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        op.fleet.settings = replace(op.fleet.settings, chunk_bytes=4096)
+        op.fleet.transfers = FairPlaces(1)
+        drip = Drip(web, "slow")
+        slow = asyncio.create_task(op.apply(remote(op, web, "slow")))
+        await until(lambda: drip.waiting)
+        await asyncio.wait({slow}, timeout=2)
+        assert not slow.done(), "while nobody waits any pace will do"
+
+        quick = await op.apply(op.adapter("quick"))
+        assert ready(quick)[:2] == ("True", "Ready")
+        made = await slow
+        assert ready(made)[1] == "SourceUnavailable"
+        assert "adapter team-a/slow: the source gave " in ready(made)[2]
+        assert op.fleet.transfers._free == 1
+
+        drip.over.set()
+        known = {at for at in drip.asked if at > 4096 and at < Drip.START}
+        assert known
+        made = await op.apply(made)
+        assert ready(made)[:2] == ("True", "Ready")
+        assert {drip.asked[at] for at in known} == {1}, "what the engine has is not read again"

@@ -15,6 +15,8 @@ import numpy as np
 from lorafleet.errors import SourceChanged
 from lorafleet.frames import encode_chunk
 
+from lorafleet_operator.transfer.patience import Patience
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
@@ -32,13 +34,19 @@ class Reading:
         self._payload = payload
         self._most = limits.read_bytes
         self._ahead = max(2, limits.window_chunks // 4)
+        self._patience = Patience(
+            payload.manifest.adapter,
+            limits.least_source_rate,
+            limits.patience_seconds,
+            limits.others_wait,
+        )
         self._held: dict[int, bytes] = {}
         self._coming: dict[int, asyncio.Task[dict[int, bytes]]] = {}
 
     async def messages(self, indexes: Sequence[int]) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield (index, message) in the rising order of `indexes`; what else is held is let go of.
 
-        Raises what `payload.read` raises.
+        Raises what `payload.read` raises, and SourceUnavailable when that is too slow.
         """
         if not indexes:  # nobody has taken the transfer yet, for whom anything could be kept
             return
@@ -51,8 +59,11 @@ class Reading:
             while todo and (todo[0] == index or len(self._coming) < self._ahead):
                 self._begin(todo)
             if (task := self._coming.get(index)) is not None:
-                self._held.update(await task)
-                self._coming = {key: each for key, each in self._coming.items() if each is not task}
+                run = [key for key, each in self._coming.items() if each is task]
+                amount = sum(self._payload.plan[each][1] for each in run)
+                self._held.update(await self._patience.wait(task, amount))
+                for each in run:
+                    self._coming.pop(each, None)
             yield index, self._held.pop(index)
 
     def keep(self, index: int, message: bytes) -> None:

@@ -42,6 +42,12 @@ class Limits:
     """Engines of one chain: each adds what one chunk takes to the time of the last."""
     pace: Callable[[int], Awaitable[None]] | None = None
     """Awaited before so many bytes are sent to an engine."""
+    least_source_rate: float = 0.0
+    """Bytes a second that a source has to give while others wait, 0 for any."""
+    patience_seconds: float = 30.0
+    """How long it may give less."""
+    others_wait: Callable[[], bool] = lambda: False
+    """Whether anybody waits for this transfer to end."""
 
 
 @dataclass(frozen=True)
