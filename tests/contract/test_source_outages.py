@@ -4,6 +4,7 @@ has to go goes at once."""
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from known_fleet import Sleeper
 from lorafleet_operator import orders
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
@@ -21,6 +23,7 @@ from operator_builders import adapter as built
 from operator_builders import pool
 from operator_rig import CASES, Operator, operator, ready
 from processes import free_port
+from safetensors.torch import load_file, save_file
 from sidecar_rig import Rig
 from waiting import until
 from web_server import WebServer
@@ -177,10 +180,26 @@ async def test_a_transfer_in_the_middle_ends_when_the_plan_gives_the_engine_to_a
         await rounds.close()
 
 
+def wider(adapter: Path, folder: Path) -> Path:
+    """Write the adapter with four times its rank in float32: a file of several chunks."""
+    tensors = load_file(adapter / FILES[1])
+    folder.mkdir()
+    save_file(
+        {
+            name: torch.cat([each.float()] * 4, dim=0 if ".lora_A." in name else 1)
+            for name, each in tensors.items()
+        },
+        folder / FILES[1],
+    )
+    config = json.loads((adapter / FILES[0]).read_text())
+    (folder / FILES[0]).write_text(json.dumps({**config, "r": 4 * config["r"]}))
+    return folder
+
+
 class Drip:
     """Lets nothing of an adapter's weights come from byte `START` on until `over`."""
 
-    START = 16_000
+    START = 140_000
 
     def __init__(self, web: WebServer, name: str) -> None:
         self.asked: Counter[int] = Counter()
@@ -203,10 +222,12 @@ async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_fro
 ) -> None:
     monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.5))
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
-        op.fleet.settings = replace(op.fleet.settings, chunk_bytes=4096)
+        op.fleet.settings = replace(op.fleet.settings, chunk_bytes=1 << 16)
         op.fleet.transfers = FairPlaces(1)
         drip = Drip(web, "slow")
-        slow = asyncio.create_task(op.apply(remote(op, web, "slow")))
+        made = remote(op, web, "slow")
+        web.put("/slow", wider(CASES / "d01-plain-bf16", tmp_path / "wider"))
+        slow = asyncio.create_task(op.apply(made))
         await until(lambda: drip.waiting)
         await asyncio.wait({slow}, timeout=2)
         assert not slow.done(), "while nobody waits any pace will do"
@@ -219,7 +240,7 @@ async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_fro
         assert op.fleet.transfers._free == 1
 
         drip.over.set()
-        known = {at for at in drip.asked if at > 4096 and at < Drip.START}
+        known = {at for at in drip.asked if 1 << 16 < at < Drip.START}
         assert known
         made = await op.apply(made)
         assert ready(made)[:2] == ("True", "Ready")

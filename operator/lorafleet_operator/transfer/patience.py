@@ -39,7 +39,8 @@ class Patience:
             waited = loop.time() - began
             if self._rate and waited >= left and self._others():
                 raise self._too_slow(self._waited + waited)
-            await asyncio.wait({read}, timeout=max(left - waited, _POLL_SECONDS))
+            more = left - waited
+            await asyncio.wait({read}, timeout=more if more > 0 else _POLL_SECONDS)
         waited = loop.time() - began
         self._waited += waited
         self._bytes += amount
