@@ -17,6 +17,12 @@ async def read(seconds: float = 0.0) -> str:
     return "read"
 
 
+async def read_on(patience: Patience) -> None:
+    """Read a byte at a time, each as slow as the last."""
+    while True:
+        await patience.wait(asyncio.ensure_future(read(0.05)), 1)
+
+
 def hanging() -> asyncio.Future[str]:
     return asyncio.get_running_loop().create_future()
 
@@ -34,8 +40,7 @@ async def test_what_came_too_slowly_leaves_the_place_to_others() -> None:
     patience = Patience("a/b", 1000.0, 0.5, lambda: True)
     line = r"adapter a/b: the source gave \d+ bytes in \d+ s, .*: expected 1000 bytes a second; the rest"
     with pytest.raises(SourceUnavailable, match=line):
-        while True:
-            await patience.wait(asyncio.ensure_future(read(0.05)), 1)
+        await read_on(patience)
 
 
 async def test_what_was_saved_up_is_worth_no_more_than_the_patience() -> None:
