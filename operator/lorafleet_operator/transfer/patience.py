@@ -22,7 +22,9 @@ class Patience:
     At most `seconds` are saved up, so that a source cannot be fast first and hold the place then.
     """
 
-    def __init__(self, adapter: str, rate: float, seconds: float, others: Callable[[], bool]) -> None:
+    def __init__(
+        self, adapter: str, rate: float, seconds: float, others: Callable[[], bool]
+    ) -> None:
         self._adapter = adapter
         self._rate = rate
         self._most = self._left = seconds
