@@ -61,7 +61,8 @@ class Reading:
             if (task := self._coming.get(index)) is not None:
                 run = [key for key, each in self._coming.items() if each is task]
                 amount = sum(self._payload.plan[each][1] for each in run)
-                self._held.update(await self._patience.wait(task, amount))
+                messages = await self._patience.wait(task, amount)
+                self._held.update(messages)
                 for each in run:
                     self._coming.pop(each, None)
             yield index, self._held.pop(index)
