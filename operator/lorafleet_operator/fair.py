@@ -67,9 +67,9 @@ class FairPlaces:
         """Return what a side waits for: those of one kind of one owner."""
         return SideOf(self, owner, kind)
 
-    def awaited(self) -> bool:
-        """Return whether anybody waits for a place."""
-        return bool(self._waiting)
+    def awaited(self, owner: str) -> bool:
+        """Return whether anybody waits who would have a place that the owner gives back now."""
+        return any(self._held[side[0]] - (side[0] == owner) < self._each for side in self._waiting)
 
     async def take(self, owner: str, kind: str = "") -> None:
         """Wait for a place."""
@@ -132,6 +132,10 @@ class SideOf:
     def release(self) -> None:
         """Leave it."""
         self._places.give_back(self._owner)
+
+    def awaited(self) -> bool:
+        """Return whether anybody would have the place if it were left."""
+        return self._places.awaited(self._owner)
 
     async def __aenter__(self) -> Self:
         await self.acquire()

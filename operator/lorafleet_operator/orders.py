@@ -207,6 +207,7 @@ async def _send(
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Read the source once, and send it to the targets."""
     content = await same_content(facts, reader, fleet)
+    tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
     step = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
     return await spread(
         await aside(
@@ -225,7 +226,7 @@ async def _send(
             commit_seconds=fleet.settings.load_timeout_seconds,
             pace=_pace(facts, fleet),
             least_source_rate=fleet.settings.least_source_rate,
-            others_wait=fleet.transfers.awaited,
+            others_wait=fleet.transfers.of(tenant).awaited,
         ),
         on_sent=_sent,
     )

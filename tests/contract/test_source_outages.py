@@ -223,14 +223,16 @@ async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_fro
     monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.5))
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
         op.fleet.settings = replace(op.fleet.settings, chunk_bytes=1 << 16)
-        op.fleet.transfers = FairPlaces(1)
+        op.fleet.transfers = FairPlaces(2, each=1)
         drip = Drip(web, "slow")
         made = remote(op, web, "slow")
         web.put("/slow", wider(CASES / "d01-plain-bf16", tmp_path / "wider"))
         slow = asyncio.create_task(op.apply(made))
         await until(lambda: drip.waiting)
+        others = [asyncio.create_task(op.fleet.transfers.take("other")) for _ in range(2)]
         await asyncio.wait({slow}, timeout=2)
-        assert not slow.done(), "while nobody waits any pace will do"
+        assert not slow.done(), "while nobody waits who would have the place any pace will do"
+        others[1].cancel()
 
         quick = await op.apply(op.adapter("quick"))
         assert ready(quick)[:2] == ("True", "Ready")

@@ -182,6 +182,24 @@ async def test_one_owner_leaves_places_to_others_whatever_it_waits_for() -> None
     await asyncio.gather(*turns, return_exceptions=True)
 
 
+async def test_a_place_is_awaited_by_those_who_would_have_it() -> None:
+    places = FairPlaces(3, each=2)
+    for owner in ("many", "many", "one"):
+        await places.take(owner)
+    more = asyncio.create_task(places.take("many"))
+    await asyncio.sleep(0)
+    assert (places.awaited("many"), places.awaited("one")) == (True, False)
+    other = asyncio.create_task(places.take("other"))
+    await asyncio.sleep(0)
+    assert places.awaited("one")
+    places.give_back("one")
+    await other
+    assert not places.awaited("other")
+    places.give_back("many")
+    await more
+    assert not places.awaited("many")
+
+
 def test_what_a_guarantee_keeps_in_a_slot_is_ordered_to_stay_there_on_those_engines_alone() -> None:
     placed = Placed(pods=("e-0", "e-1"), wanted=2, sheltered=frozenset({"e-1"}))
     found = facts(engine("e-0"), engine("e-1"), placed=placed).wanted()
