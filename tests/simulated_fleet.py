@@ -293,17 +293,26 @@ class SimulatedFleet:
 
     async def _watch(self) -> None:
         """Follow every adapter for ever."""
-        place = self._path("loraadapters") + "?watch=1&resourceVersion=0"
+        place, since = self._path("loraadapters"), "0"
         while True:
             await asyncio.sleep(0.1)  # it may be away for long
             timeout = aiohttp.ClientTimeout(total=None)
-            # A watch that falls behind, on a busy machine, is cut off: the next one begins with all.
+            query = f"?watch=1&resourceVersion={since}"
+            # A watch that falls behind, on a busy machine, is cut off: the next one goes on from there.
             with suppress(aiohttp.ClientError):
-                async with self._api.get(place, timeout=timeout, read_bufsize=1 << 20) as answer:
+                async with self._api.get(
+                    place + query, timeout=timeout, read_bufsize=1 << 20
+                ) as answer:
                     if answer.status != 200:
-                        continue  # it is starting
+                        since = "0"
+                        continue  # it is starting, or has forgotten
                     async for line in answer.content:
-                        self._see(json.loads(line)["object"])
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            since = "0"
+                            break
+                        since = event["object"]["metadata"]["resourceVersion"]
+                        self._see(event["object"])
 
     def _see(self, body: dict[str, Any]) -> None:
         metadata, status = body["metadata"], body.get("status") or {}

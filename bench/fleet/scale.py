@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -247,6 +248,7 @@ async def measure(
         operator = start()
         await fleet.settled(limit, poll=0.5)
         await meter.end("unpolled" if options.unpolled else "cold", adapters)
+        gc.freeze()  # pauses of this process would count as latencies of the operator
 
         if "warm" in phases:
             await asyncio.sleep(5)
