@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -166,7 +167,12 @@ class Background:
                 self._free.remove(each)
                 return each
         self._free.clear()
-        return mmap.mmap(-1, max(size, 1))
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(
+            OSError, AttributeError
+        ):  # a system without: a fault for each 4 KiB, in the step
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
 
 
 def _copied(content: Content, memory: mmap.mmap) -> Content:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,37 @@ def put(background: Background, array: Any, step: int, name: str = "a") -> Any:
     content = from_tensors({NAME: array}, {}, adapter="default")
     manifest = pb.PushManifest(name=name, step=step)
     return background.put(content, manifest, lambda *_: None)
+
+
+def flags_at(address: int) -> list[str]:
+    """Return the kernel's flags of the mapping at an address of this process."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(found[1], 16) <= address < int(found[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has none"
+)
+def test_the_copy_is_made_in_large_pages_as_a_fault_for_each_small_one_costs_the_step_more() -> (
+    None
+):
+    addresses: list[int] = []
+
+    def send(content: Content, manifest: Any, _progress: Any) -> Revision:
+        (piece,) = content.tensors[0].pieces()
+        addresses.append(np.frombuffer(piece, np.uint8).__array_interface__["data"][0])
+        return Revision("ns", manifest.name, "sha256:", manifest.step, 1, 0, False, "ns/a", None)  # type: ignore[arg-type]
+
+    background = Background(send)
+    put(background, np.zeros((2, 1 << 18), np.float32), 1).revision(60)
+    (address,) = addresses
+    assert "hg" in flags_at(address)
+    background.close()
 
 
 def test_the_latest_wins_and_each_is_what_the_model_was_then() -> None:
