@@ -104,6 +104,7 @@ class Memory:
         self._refusals: _Said[LorafleetError] = _Said()
         self._failures: _Said[int] = _Said()
         self._read: dict[str, Term] = {}
+        self._lost: dict[str, int] = {}
 
     def look(self, uid: str, generation: int, now: float, poll_seconds: float) -> Look | None:
         """Return the last look at the adapter's source if it still counts.
@@ -191,6 +192,17 @@ class Memory:
         """Keep a final refusal, so that the content is not sent there again."""
         self._refusals.keep(uid, (engine, generation, fingerprint), error)
 
+    def lost(self, uid: str) -> int:
+        """Return how many attempts in a row to send its content ended for the source and left nothing."""
+        return self._lost.get(uid, 0)
+
+    def keep_lost(self, uid: str, lost: int) -> None:
+        """Keep how many it were."""
+        if lost:
+            self._lost[uid] = lost
+        else:
+            self._lost.pop(uid, None)
+
     def read_in(self, uid: str) -> Term | None:
         """Return in which term the adapter was read from the API server itself, None if in none."""
         return self._read.get(uid)
@@ -202,6 +214,7 @@ class Memory:
     def forget(self, uid: str) -> None:
         """Drop all about an adapter that is gone."""
         self._read.pop(uid, None)
+        self._lost.pop(uid, None)
         self._looks.pop(uid, None)
         self._refusals.forget(uid)
         self._failures.forget(uid)

@@ -209,27 +209,39 @@ async def _send(
     content = await same_content(facts, reader, fleet)
     tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
     step = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
-    return await spread(
-        await aside(
-            len(content.header_bytes),
-            payload_of,
-            facts,
-            content,
-            step,
-            reuse=all(each.reuses for each in targets.values()),
-        ),
-        targets,
-        Limits(
-            window_chunks=fleet.settings.window_chunks * fleet.settings.chunk_bytes // step,
-            read_bytes=fleet.settings.chunk_bytes,
-            stall_seconds=fleet.settings.stall_seconds,
-            commit_seconds=fleet.settings.load_timeout_seconds,
-            pace=_pace(facts, fleet),
-            least_source_rate=fleet.settings.least_source_rate,
-            others_wait=fleet.transfers.of(tenant).awaited,
-        ),
-        on_sent=_sent,
+    payload = await aside(
+        len(content.header_bytes),
+        payload_of,
+        facts,
+        content,
+        step,
+        reuse=all(each.reuses for each in targets.values()),
     )
+    uid = facts.adapter.metadata.uid
+    lost, kept = fleet.memory.lost(uid), 0
+    limits = Limits(
+        window_chunks=fleet.settings.window_chunks * fleet.settings.chunk_bytes // step,
+        read_bytes=fleet.settings.chunk_bytes,
+        stall_seconds=fleet.settings.stall_seconds,
+        commit_seconds=fleet.settings.load_timeout_seconds,
+        pace=_pace(facts, fleet),
+        least_source_rate=fleet.settings.least_source_rate,
+        lost=lost,
+        others_wait=fleet.transfers.of(tenant).awaited,
+    )
+
+    def sent(amount: int) -> None:
+        nonlocal kept
+        kept += 0 if content.whole else amount
+        _sent(amount)
+
+    try:
+        results = await spread(payload, targets, limits, on_sent=sent)
+    except SourceError:
+        fleet.memory.keep_lost(uid, 0 if kept else lost + 1)
+        raise
+    fleet.memory.keep_lost(uid, 0)
+    return results
 
 
 def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ from operator_rig import CASES, Operator, operator, ready
 from processes import free_port
 from safetensors.torch import load_file, save_file
 from sidecar_rig import Rig
+from source_builders import artifact
 from waiting import until
 from web_server import WebServer
 
@@ -247,3 +249,43 @@ async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_fro
         made = await op.apply(made)
         assert ready(made)[:2] == ("True", "Ready")
         assert {drip.asked[at] for at in known} == {1}, "what the engine has is not read again"
+
+
+async def apply_while_another_waits(op: Operator, made: LoRAAdapter) -> LoRAAdapter:
+    """Run one pass; another tenant wants the place among transfers meanwhile, and has it then."""
+    transfer = asyncio.create_task(op.apply(made))
+    await until(lambda: transfer.done() or not op.fleet.transfers._free)
+    other = asyncio.create_task(op.fleet.transfers.take("other"))
+    made = await transfer
+    await other
+    op.fleet.transfers.give_back("other")
+    return made
+
+
+async def test_a_slow_source_that_is_read_from_its_beginning_each_time_comes_to_its_end(
+    volume: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.1))
+    files = {
+        f.name: f.read_bytes() for f in wider(CASES / "d01-plain-bf16", tmp_path / "w").iterdir()
+    }
+    web.files |= artifact(files, "team/sql", "v1")
+    one_at_a_time, attempts = threading.Lock(), 0
+
+    def slow(first: int) -> None:
+        if first:
+            with one_at_a_time:
+                threading.Event().wait(0.3)
+
+    web.before[f"/v2/team/sql/blobs/sha256:{sha256(files[FILES[1]]).hexdigest()}"] = slow
+    reference = f"{web.url.removeprefix('http://')}/team/sql:v1"
+    made = built("sql", source={"oci": {"reference": reference, "plainHttp": True}})
+    async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
+        op.fleet.settings = replace(op.fleet.settings, chunk_bytes=1 << 16)
+        op.fleet.transfers = FairPlaces(1)
+        op.keep(made)
+        while not (made.status.conditions and ready(made)[1] == "Ready"):
+            attempts += 1
+            assert attempts < 8, "it gets nowhere"
+            made = await apply_while_another_waits(op, made)
+        assert attempts > 1, "others had the place meanwhile"

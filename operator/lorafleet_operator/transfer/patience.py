@@ -53,5 +53,5 @@ class Patience:
     def _too_slow(self, waited: float) -> SourceUnavailable:
         return SourceUnavailable(
             f"adapter {self._adapter}: the source gave {self._bytes} bytes in {waited:.0f} s, and others "
-            f"wait for a transfer: expected {self._rate:.0f} bytes a second; the rest comes later"
+            f"wait for a transfer: expected {self._rate:.0f} bytes a second; its turn comes again"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 import numpy as np
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from lorafleet_operator.transfer.streaming import Limits, Payload
+
+_MOST_DOUBLINGS: Final = 6
+"""To half an hour: nobody's source holds a place for days."""
 
 
 class Reading:
@@ -37,7 +40,7 @@ class Reading:
         self._patience = Patience(
             payload.manifest.adapter,
             limits.least_source_rate,
-            limits.patience_seconds,
+            limits.patience_seconds * 2 ** min(limits.lost, _MOST_DOUBLINGS),
             limits.others_wait,
         )
         self._held: dict[int, bytes] = {}

@@ -45,7 +45,10 @@ class Limits:
     least_source_rate: float = 0.0
     """Bytes a second that a source has to give while others wait, 0 for any."""
     patience_seconds: float = 30.0
-    """How long it may give less."""
+    """How long it may give less; twice as long for each of the last `lost` attempts."""
+    lost: int = 0
+    """Attempts in a row that ended for the source and left nothing: one that has to be read from its
+    beginning each time would else never come to its end while others wait."""
     others_wait: Callable[[], bool] = lambda: False
     """Whether anybody waits for this transfer to end."""
 

@@ -38,7 +38,7 @@ async def test_any_pace_will_do_without_a_rate_and_what_came_pays_for_the_time(
 
 async def test_what_came_too_slowly_leaves_the_place_to_others() -> None:
     patience = Patience("a/b", 1000.0, 0.5, lambda: True)
-    line = r"adapter a/b: the source gave \d+ bytes in \d+ s, .*: expected 1000 bytes a second; the rest"
+    line = r"adapter a/b: the source gave \d+ bytes in \d+ s, .*: expected 1000 bytes a second; its turn"
     with pytest.raises(SourceUnavailable, match=line):
         await read_on(patience)
 
