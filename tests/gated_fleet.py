@@ -113,6 +113,11 @@ class GatedFleet(SimulatedFleet):
         status: dict[str, Any] = (await self._ask("GET", self._path("enginepools", POOL)))["status"]
         return status
 
+    async def status_of(self, name: str) -> dict[str, Any]:
+        """Return an adapter's status."""
+        found = await self._ask("GET", self._path("loraadapters", name))
+        return found.get("status") or {}
+
     async def trouble_of(self, name: str) -> str:
         """Return what the pool's status says is wrong with the engine."""
         engines = (await self.pool_status()).get("engines", ())

@@ -369,6 +369,8 @@ def _note(
     if error.terminal:
         facts.refusals[uid] = error
         fleet.memory.keep_refusal(*about, error)
+        if content == facts.fingerprint:
+            fleet.wakeups.wake(facts.key)  # the plan learns of it as the next pass begins
     elif error.reason == EngineRejected.reason and step:
         fleet.memory.count_failure(*about)
         if content == facts.fingerprint:

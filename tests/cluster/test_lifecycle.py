@@ -129,6 +129,22 @@ async def test_a_new_engine_waits_for_what_is_for_every_engine_and_not_for_ever(
     assert (last.status, "every" in last.message) == ("True", True)
 
 
+async def test_what_an_engine_refuses_again_after_a_restart_is_waited_for_no_longer(
+    scene: Scene,
+) -> None:
+    made = scene.fleet
+    made.behaviour.refuse_loads[f"{made.namespace}/wrong"] = "InvalidAdapter"
+    await made.apply_everywhere("wrong")
+    async with asyncio.timeout(60):
+        while "InvalidAdapter" not in str(await made.status_of("wrong")):
+            await asyncio.sleep(0.1)
+    made.behaviour.restore_seconds = 0.5
+    before = len(made.reasons("engine-1"))
+    made.engines["engine-1"].restart_engine()
+    seconds = 30  # the next look at an adapter for which nothing happens comes after a minute
+    await made.until(lambda: made.reasons("engine-1")[before:][-1:] == ["Warm"], seconds)
+
+
 async def test_engines_are_recycled_one_after_the_other_across_a_restart_of_the_operator(
     scene: Scene,
 ) -> None:
