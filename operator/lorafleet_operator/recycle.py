@@ -34,6 +34,8 @@ class Candidate:
     instance: str
     open: bool = True
     """Whether it takes traffic."""
+    drained: bool = False
+    """Whether it is to take none, for somebody has marked it for drain."""
     takes_orders: bool = True
     plugin: bool = True
     starts_again: bool = True
@@ -128,8 +130,8 @@ def next_step(
 ) -> Step:
     """Return what comes next for the engine of `going`.
 
-    Its vLLM has ended when the instance is another one or none. It is back when it takes traffic,
-    or after drainSeconds and `warm_seconds` when it takes orders.
+    Its vLLM has ended when the instance is another one or none. It is back when it takes traffic
+    or is drained, or after drainSeconds and `warm_seconds` when it takes orders.
     """
     engine = next((each for each in engines if each.pod_name == going.pod_name), None)
     if engine is None or engine.pod_uid != going.engine.rpartition("/")[0]:
@@ -138,7 +140,8 @@ def next_step(
     drain = rule.drain_seconds if rule is not None else 0
     if engine.instance != going.engine:
         overdue = waited >= timedelta(seconds=drain + warm_seconds)
-        back = engine.instance and (engine.open or (engine.takes_orders and overdue))
+        settled = engine.open or engine.drained or (engine.takes_orders and overdue)
+        back = engine.instance and settled
         return Step.RETURNED if back else Step.WAIT
     if rule is None or _others(engine, engines) < rule.min_ready_engines:
         return Step.DROP

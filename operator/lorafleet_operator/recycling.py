@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lorafleet.errors import LorafleetError
 
 from lorafleet_operator import recycle
-from lorafleet_operator.api.v1alpha1 import EngineHealth, Recycling
+from lorafleet_operator.api.v1alpha1 import EngineHealth, EngineTraffic, Recycling
 from lorafleet_operator.recycle import Candidate, Step
 from lorafleet_operator.safe_points import safe_point
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, EngineTraffic, SafePoint
+    from lorafleet_operator.api.v1alpha1 import EnginePool, SafePoint
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.recycle import Due
     from lorafleet_operator.world import EngineView
@@ -132,6 +132,7 @@ def _candidate(view: EngineView, state: EngineTraffic) -> Candidate:
         pod_uid=view.uid,
         instance=view.instance[-128:],
         open=state.open,
+        drained=state is EngineTraffic.DRAINED,
         takes_orders=view.takes_orders,
         plugin=view.health is EngineHealth.READY,
         starts_again=view.pod.starts_again,

@@ -136,6 +136,12 @@ def test_what_can_never_be_is_told_before_what_is_waited_for(
         ("vLLM has ended", 10, {"instance": "", "open": False, "takes_orders": False}, Step.WAIT),
         ("a new one warms up", 90, {"instance": "uid-e-0/i2", "open": False}, Step.WAIT),
         ("a new one takes traffic", 10, {"instance": "uid-e-0/i2"}, Step.RETURNED),
+        (
+            "marked for drain meanwhile",
+            10,
+            {"instance": "uid-e-0/i2", "open": False, "drained": True},
+            Step.RETURNED,
+        ),
         ("long enough waited for", 661, {"instance": "uid-e-0/i2", "open": False}, Step.RETURNED),
         ("another pod of that name", 10, {"pod_uid": "uid-new", "instance": ""}, Step.DROP),
     ],
