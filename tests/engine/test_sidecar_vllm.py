@@ -28,11 +28,12 @@ async def requests_run(rig: Rig) -> AsyncIterator[None]:
     """Some ask the base model again and again, each beginning while the others are under way."""
     ended = asyncio.Event()
 
-    async def keep_asking() -> None:
+    async def keep_asking(tokens: int) -> None:
         while not ended.is_set():
-            await answer(rig, BASE, 900)
+            await answer(rig, BASE, tokens)
 
-    asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+    # Of as many tokens each they would run in one batch, and end in one step: then none is under way.
+    asking = [asyncio.create_task(keep_asking(tokens)) for tokens in (900, 730, 570, 410)]
     try:
         async with httpx.AsyncClient(base_url=rig.engine.url, trust_env=False) as client:
             while await running(client) == 0:
