@@ -45,7 +45,7 @@ def gated(
             return None
         pool = pool_of(body)
         term = fleet.term(pool)
-        idle = Outcome(well=True, interval=fleet.settings.resync_seconds)
+        idle = Outcome(well=True)
         if term is None:
             if fleet.world.gone(uid):
                 fleet.forget_adapter(uid, pool_of_pool(body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -44,6 +45,8 @@ _TRIAL_LOOKS: Final = 20
 """How often the figures of a revision on trial are looked at: each look may be a write."""
 _TRIAL_SECONDS: Final = (0.5, 15.0)
 """Least and most seconds between two of them."""
+_UNDER_WAY: Final = ("canary", "rollout", "decided", "draining")
+"""Parts of a status that are there while something is."""
 
 
 async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
@@ -279,13 +282,24 @@ async def deletion_pass(body: dict[str, Any], fleet: Fleet) -> Outcome | None:
 
 
 def adapter_interval(body: Mapping[str, Any], fleet: Fleet) -> float:
-    """Return the seconds to the next pass over an adapter that nothing wakes."""
-    spec = body.get("spec") or {}
+    """Return the seconds to the next pass over an adapter that nothing wakes.
+
+    One that is served as it is wanted waits for its turn among all, unless it asks for more.
+    """
+    spec, status = body.get("spec") or {}, body.get("status") or {}
     poll = (spec.get("source") or {}).get("pollIntervalSeconds") or 0
     idle = (spec.get("placement") or {}).get("idleSeconds") or 0
-    resync = fleet.settings.resync_seconds
-    if (body.get("status") or {}).get("canary"):
+    resync = math.inf if _settled(status) else fleet.settings.resync_seconds
+    if status.get("canary"):
         trial = (spec.get("rollout") or {}).get("canary") or {}
         resync = min(resync, max(_TRIAL_SECONDS[0], trial.get("holdSeconds", 0) / _TRIAL_LOOKS))
         resync = min(resync, _TRIAL_SECONDS[1])
     return min(float(each) for each in (resync, poll, idle) if each)
+
+
+def _settled(status: Mapping[str, Any]) -> bool:
+    """Return whether the adapter is served as it is wanted, and nothing of it is under way."""
+    said = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    return said.get(ConditionType.READY) == "True" and not any(
+        status.get(each) for each in _UNDER_WAY
+    )

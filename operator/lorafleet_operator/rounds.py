@@ -37,6 +37,9 @@ _PLACES: Final = 64
 _LONG_SECONDS: Final = 5.0
 """A pass that takes longer waits for something (a transfer, a load, requests that still run): it
 leaves its place to others, so that a few slow engines do not hold up the fleet."""
+_LOOKS_A_SECOND: Final = 50.0
+"""Passes for which there is no reason but the time: about a tenth of a core. While a fleet comes up,
+which takes the longer the larger it is, each minute was a pass more over all that was up already."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Outcome:
 
     well: bool
     """Whether nothing has to be tried again soon."""
-    interval: float
-    """Seconds to the next pass after one that went well, if nothing wakes."""
+    interval: float = math.inf
+    """Seconds to the next pass after one that went well, if nothing wakes. By default only what no
+    event told is missed by waiting: its turn among all comes, after `resync_seconds` or later."""
 
 
 class Round:
@@ -210,12 +214,16 @@ class Rounds:
         now = self._now()
         if outcome.well:
             found.failures = 0
-            due = now + outcome.interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes
+            interval = min(outcome.interval, self._resync_seconds())
+            due = now + interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads passes
         else:
             found.failures += 1
             delay = self._settings.backoff(found.failures, random.random())  # noqa: S311 - jitter
             found.quiet, due = now + min(delay, _QUIET_SECONDS), now + delay
         self._set_due(found, found.next_due(now, due, self._gather))
+
+    def _resync_seconds(self) -> float:
+        return max(self._settings.resync_seconds, len(self._rounds) / _LOOKS_A_SECOND)
 
     def _set_due(self, found: Round, due: float) -> None:
         found.due = due

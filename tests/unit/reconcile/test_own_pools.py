@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OURS, THEIRS = "team-a/pool", "team-a/other"
 SHARDS = 2
-IDLE = Outcome(well=True, interval=OperatorSettings().resync_seconds)
+IDLE = Outcome(well=True)
 
 
 def body(kind: str, name: str, pool_name: str = "pool", **reference: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,27 @@ async def test_wake_ups_gather_for_one_pass_but_news_is_looked_at_at_once() -> N
         passes.wakeups.wake(KEY)
         passes.wakeups.wake(KEY)
         await over(made, passes, 2)
-        assert made._rounds["u"].due > asyncio.get_running_loop().time() + 60
+        assert made._rounds["u"].due > asyncio.get_running_loop().time() + 30
+
+
+async def test_looks_without_a_reason_are_the_rarer_the_more_objects_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = Passes(True, True, True, interval=math.inf)
+    async with running(passes, OperatorSettings(resync_seconds=0.001)) as made:
+        made.add("u", KEY)
+        await passes.ended.wait()
+    monkeypatch.setattr(rounds, "_LOOKS_A_SECOND", 2 / 3600)
+    passes = Passes(True, True, interval=math.inf)
+    async with running(passes, OperatorSettings(resync_seconds=0.001)) as made:
+        made.add("v", "ns/b")
+        await over(made, passes, 2)
+        soon = asyncio.get_running_loop().time() + 0.9 * 1800
+        assert all(each.due > soon for each in made._rounds.values()), "each has its turn an hour"
+    passes = Passes(True, True, True, interval=0.001)
+    async with running(passes, OperatorSettings(resync_seconds=3600.0)) as made:
+        made.add("u", KEY)
+        await passes.ended.wait()  # a reason does not wait for that
 
 
 async def test_news_ends_a_pause_after_failures_and_nothing_else_does_so_at_once() -> None:
