@@ -33,6 +33,17 @@ def kube(cluster: LocalCluster) -> Iterator[KubeRest]:
         yield rest
 
 
+def refused_finalizers(cluster: LocalCluster, name: str) -> int:
+    """How often the API server's finalizer of a CRD was refused its objects, by the server's own log.
+
+    After each of them it may drop the CRD for minutes (KubeRest.warm_crd).
+    """
+    if cluster.borrowed:
+        return 0
+    log = (cluster.directory / "logs" / "kube-apiserver.log").read_text()
+    return log.count(f"{name} failed with: storage is (re)initializing")
+
+
 @pytest.fixture
 def namespace(kube: KubeRest) -> Iterator[str]:
     """A namespace of the test's own."""

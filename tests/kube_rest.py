@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 from kubernetes import config
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +85,36 @@ class KubeRest:
                 return found
             assert time.monotonic() < deadline, f"{name} is not established: {conditions}"
             time.sleep(0.05)
+
+    def warm_crd(self, name: str) -> None:
+        """Ask for a CRD's objects until the server answers, so that the CRD goes at once when it is deleted.
+
+        A server starts the cache of a CRD's objects when they are first asked for, and refuses until it
+        runs. If the first who asks is its own finalizer, that tries again within milliseconds and may then
+        meet the CRD as its own last try has changed it: it drops the CRD, for up to five minutes.
+        """
+        answer = self.client.get(f"{CRDS}/{name}")
+        if answer.status_code == 404:
+            return
+        spec = _answer(answer)["spec"]
+        (stored,) = (each["name"] for each in spec["versions"] if each["storage"])
+        # Without a limit: with one the server would answer from etcd before the cache runs.
+        objects = f"/apis/{spec['group']}/{stored}/{spec['names']['plural']}"
+        eventually(
+            lambda: self.client.get(objects).is_success or self._is_gone(name),
+            what=f"{name} is not served",
+        )
+
+    def remove_crd(self, name: str) -> None:
+        """Delete a CRD with all of its objects and return when it is gone; none is right too."""
+        self.warm_crd(name)
+        answer = self.client.delete(f"{CRDS}/{name}")
+        if answer.status_code != 404:
+            _answer(answer)
+        eventually(lambda: self._is_gone(name), what=f"{name} stays")
+
+    def _is_gone(self, name: str) -> bool:
+        return self.client.get(f"{CRDS}/{name}").status_code == 404
 
 
 def _answer(response: httpx.Response) -> Json:

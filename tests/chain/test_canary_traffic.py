@@ -83,8 +83,7 @@ def gateway_api(kube: KubeRest) -> Iterator[None]:
     document = yaml.safe_load((TESTS / "httproute_crd.yaml").read_text())
     kube.install_crd(document)
     yield
-    name = document["metadata"]["name"]
-    kube.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    kube.remove_crd(document["metadata"]["name"])
 
 
 class Client(httpx.Client):

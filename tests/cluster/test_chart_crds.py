@@ -37,18 +37,12 @@ def release(bare: LocalCluster, bare_kube: KubeRest) -> Iterator[Release]:
     yield made
     helm("uninstall", made.name, "-n", SYSTEM, "--ignore-not-found", kubeconfig=bare.kubeconfig)
     for name in ours(bare_kube):
-        bare_kube.delete(f"{CRDS}/{name}")
-    gone(bare_kube)
+        bare_kube.remove_crd(name)
 
 
 def ours(kube: KubeRest) -> set[str]:
     found = kube.get(CRDS)["items"]
     return {each["metadata"]["name"] for each in found if each["spec"]["group"] == "lorafleet.dev"}
-
-
-def gone(kube: KubeRest) -> None:
-    """Wait until the API server has ended them: it tries again ever later while it still starts one."""
-    eventually(lambda: not ours(kube), 240, "a definition stays")
 
 
 def documents() -> list[dict[str, Any]]:
@@ -154,5 +148,7 @@ def test_definitions_go_with_the_chart_when_that_was_asked_for(
     bare_kube: KubeRest, release: Release
 ) -> None:
     release.install("crds.keep=false")
+    for name in ours(bare_kube):
+        bare_kube.warm_crd(name)
     release.uninstall()
-    gone(bare_kube)
+    eventually(lambda: not ours(bare_kube), what="a definition stays")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from certificates import Authority
+from cluster_fixture import refused_finalizers
 from kube_rest import CRDS
 from localcluster import find_binary
-from waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +65,7 @@ def checkout(bare: LocalCluster, bare_kube: KubeRest, tmp_path: Path) -> Iterato
         bare_kube.delete(f"/api/v1/namespaces/{place}?gracePeriodSeconds=0")
     for item in bare_kube.get(CRDS)["items"]:
         if item["spec"]["group"] == "lorafleet.dev":
-            gone = f"{CRDS}/{item['metadata']['name']}"
-            bare_kube.delete(gone)
-            eventually(lambda place=gone: bare_kube.client.get(place).status_code == 404)
+            bare_kube.remove_crd(item["metadata"]["name"])
 
 
 def run(command: str, checkout: Path, bare: LocalCluster) -> str:
@@ -98,6 +96,7 @@ def test_every_command_of_the_page_works_in_its_order(
     Authority("fleet").write(checkout, "operator", "operator.lorafleet")
     found = commands()
     assert len(found) >= 15
+    refused = refused_finalizers(bare, ".lorafleet.dev")
     for command in found:
         tester = PodsEndWell(bare_kube, command) if command.startswith("helm test") else None
         if tester:
@@ -107,6 +106,10 @@ def test_every_command_of_the_page_works_in_its_order(
         finally:
             if tester:
                 tester.end()
+    now = refused_finalizers(bare, ".lorafleet.dev")
+    assert now == refused, (
+        "a definition was deleted that nobody had looked into: it may stay for minutes"
+    )
 
 
 def test_the_commands_of_the_readme_bring_a_fleet_to_a_cluster(
