@@ -139,9 +139,17 @@ class Chain:
         found = self.full_condition(name, type_, plural)
         return found.get("status", ""), found.get("reason", "")
 
-    def ready(self, name: str) -> bool:
-        """Whether an adapter says that it is served as wanted."""
-        return self.condition(name, "Ready") == ("True", "Ready")
+    def ready(self, name: str, *others: str) -> str:
+        """Return the digest of what is served as wanted, "" while it is not or is one of `others`.
+
+        By one look: of two, the second may be at what a pass has begun in between.
+        """
+        status = self.status(name)
+        said = {
+            each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])
+        }
+        digest: str = status.get("digest", "")
+        return digest if said.get("Ready") == ("True", "Ready") and digest not in others else ""
 
     def full_condition(self, name: str, type_: str, plural: str = "loraadapters") -> dict[str, Any]:
         conditions = self.status(name, plural).get("conditions", [])

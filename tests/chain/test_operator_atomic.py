@@ -39,7 +39,7 @@ def killed_in_an_update(chain: Chain, step: str) -> str:
 
 def updated(chain: Chain, old: str) -> str:
     """Wait until the update is over; return the new revision's digest."""
-    eventually(lambda: chain.ready("sql") and chain.status("sql")["digest"] != old, SECONDS)
+    eventually(lambda: chain.ready("sql", old), SECONDS)
     assert not {"rollout", "decided"} & chain.status("sql").keys()
     new: str = chain.status("sql")["digest"]
     return new
@@ -71,12 +71,7 @@ def test_an_operator_that_dies_after_the_decision_leaves_it_to_the_next_to_move_
         assert moves(chain) == [[old]] * 3
     chain.put_source("sql", "d09-rank-6")  # the next one has to wait
     chain.start_operator()
-    eventually(
-        lambda: (
-            chain.ready("sql") and chain.status("sql")["digest"] not in (old, decision["digest"])
-        ),
-        SECONDS,
-    )
+    eventually(lambda: chain.ready("sql", old, decision["digest"]), SECONDS)
     assert moves(chain) == [[old, decision["digest"], chain.status("sql")["digest"]]] * 3
 
 

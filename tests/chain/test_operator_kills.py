@@ -53,7 +53,7 @@ def test_an_update_goes_on_after_a_kill_and_serves_one_whole_revision_meanwhile(
     served = chain.answer("engine-0", model)
     assert (served == old[7:19]) is (step != "published")
     chain.start_operator()
-    eventually(lambda: chain.ready("sql") and chain.status("sql")["digest"] != old)
+    eventually(lambda: chain.ready("sql", old))
     assert chain.answer("engine-0", model) == chain.status("sql")["digest"][7:19]
     assert chain.loads("engine-0") == 2
 

@@ -122,7 +122,7 @@ def test_a_mended_secret_is_used_at_once_however_long_the_pause_would_be(chain: 
     first = chain.status("later")["digest"]
     server.upload(CASES / "d02-all-fp32", "later")
     keys.put("later", **right)
-    eventually(lambda: chain.ready("later") and chain.status("later")["digest"] != first)
+    eventually(lambda: chain.ready("later", first))
     told_nowhere(chain, WRONG, server.secret_key)
 
 
