@@ -12,6 +12,7 @@ LORAFLEET_BENCH_SHAPE=dense tries the same lines on a machine without a GPU.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -34,6 +35,9 @@ import accelerator
 import record
 import shapes
 import torch
+from lorafleet.header import parse_header
+from lorafleet.push.content import from_tensors
+from lorafleet.push.tensors import read
 from process_stacks import profiled
 from push_fleet import PushFleet, start
 from push_rows import Row, compare
@@ -77,6 +81,17 @@ class Adapter:
             for tensor in by_size[turn::10]:
                 tensor.normal_(std=0.02)
         accelerator.synchronize()
+
+    def arrives(self) -> bool:
+        """Whether what is copied for a push has the bits of the tensors, for a hundredth of them."""
+        some = dict(sorted(self.tensors.items())[::100])
+        content = from_tensors(some, self.config, adapter="default")
+        found = [hashlib.sha256() for _ in some]
+        for index, piece in read(content.tensors):
+            found[index].update(piece)
+        names = [each.name for each in parse_header(content.header).tensors]
+        want = [some[name].cpu().view(torch.uint8).numpy().tobytes() for name in names]
+        return [each.digest() for each in found] == [hashlib.sha256(each).digest() for each in want]
 
     def save(self, folder: Path) -> Path:
         """Write what `save_pretrained` writes."""
@@ -174,6 +189,7 @@ def run(bench: Bench, shape: shapes.Shape) -> None:
     )
     adapter = Adapter(shape.adapter())
     bench.figures.put(adapter_bytes=adapter.bytes, tensors=len(adapter.tensors))
+    bench.attempt("copies", lambda: bench.figures.put(copies_equal=adapter.arrives()))
     bench.bring("lorafleet", FIRST, adapter)
     adapter.change(range(1))
     bench.bring("lorafleet", TENTH, adapter)

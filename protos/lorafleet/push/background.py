@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from lorafleet.errors import LorafleetError
 from lorafleet.push.failures import OtherProcess, Overtaken
 from lorafleet.push.tensors import FileTensor, read, size_of
+from lorafleet.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from lorafleet.push.content import Content
@@ -175,6 +176,7 @@ class Background:
         return memory
 
 
+@uninterrupted()
 def _copied(content: Content, memory: mmap.mmap) -> Content:
     """Return the content with its tensors in `memory`; what shares memory is copied once."""
     tensors, places = content.distinct()

@@ -24,6 +24,7 @@ from lorafleet.header import (
 )
 from lorafleet.push import names
 from lorafleet.push.tensors import Bounce, FileTensor, GivenTensor, in_batches, size_of
+from lorafleet.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -116,6 +117,7 @@ def _from_memory(whole: memoryview, config: bytes, what: str) -> Content:
     )
 
 
+@uninterrupted()
 def from_tensors(
     given: Mapping[str, Any],
     config: Any,

@@ -8,8 +8,10 @@ in each; nothing else is.
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from itertools import chain, cycle, groupby
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lorafleet.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
@@ -82,22 +84,22 @@ class GivenTensor:
     """
 
     def __init__(self, name: str, given: Any, bounce: Bounce) -> None:
-        kind = str(given.dtype).removeprefix("torch.")
+        kind = _name_of(given.dtype)
         if kind not in SAFETENSORS_NAMES:
             raise InvalidAdapter(
                 f"{name} is {kind}, an adapter's tensors are {', '.join(SAFETENSORS_NAMES)}"
             )
         self.dtype = SAFETENSORS_NAMES[kind]
-        self.shape = tuple(int(size) for size in given.shape)
+        self.shape = tuple(map(int, given.shape))
         self._is_torch = hasattr(given, "data_ptr")
         self._given = given.detach() if self._is_torch else given
-        on_host = not self._is_torch or self._given.device.type == "cpu"
+        on_host = not self._is_torch or self._given.is_cpu
         self.bounce = None if on_host else bounce
         self.same: Hashable = None
         if self._is_torch:
-            strides = tuple(self._given.stride())
             at = self._given.data_ptr()
-            self.same = (str(given.device), at, self.dtype, self.shape, strides) if at else None
+            if at:
+                self.same = (given.device, at, self.dtype, self.shape, self._given.stride())
 
     def pieces(self) -> Iterator[Any]:
         """Yield copies or views of a few rows at a time, on the device where it is."""
@@ -110,6 +112,11 @@ class GivenTensor:
             return memoryview(whole.reshape(-1).view("uint8"))
         flat = part.contiguous().reshape(-1).view(sys.modules["torch"].uint8)
         return flat if self.bounce is not None else memoryview(flat.numpy())
+
+
+@lru_cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _parts(given: Any, size: int) -> Iterator[Any]:
@@ -153,20 +160,27 @@ class Buffer(Protocol):
 class PinnedBuffer:
     """Takes flat tensors of torch, of any devices. Copies are ordered after what computed them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pinned: bool = True) -> None:
+        """pinned: False where there is no device to pin it for."""
         torch = sys.modules["torch"]
-        self._memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._copied: list[Any] = []  # an event of each device
+        self._memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        self._copied: list[Any] = []  # events
 
     def fill(self, pieces: Sequence[Any]) -> None:
-        """Begin to copy, on the current stream of each one's device; other kinds of devices block."""
-        at = 0
-        for piece in pieces:
-            self._memory[at : at + len(piece)].copy_(piece, non_blocking=piece.is_cuda)
-            at += len(piece)
-        devices = {piece.device for piece in pieces if piece.is_cuda}
-        current = sys.modules["torch"].cuda.current_stream
-        self._copied = [current(device).record_event() for device in devices]
+        """Begin to copy, on the current stream of each one's device; other kinds of devices block.
+
+        What lies on one device is joined there: of a copy to the host each small one takes longer in
+        the host's calls than on the bus.
+        """
+        torch, at = sys.modules["torch"], 0
+        self._copied = []
+        for device, group in groupby(pieces, attrgetter("device")):
+            joined = torch.cat(list(group))
+            end = at + joined.nbytes
+            self._memory[at:end].copy_(joined, non_blocking=joined.is_cuda)
+            if joined.is_cuda:
+                self._copied.append(torch.cuda.current_stream(device).record_event())
+            at = end
 
     def wait(self) -> memoryview:
         """Return the memory once the devices have copied."""
@@ -199,11 +213,12 @@ class Bounce:
 def _together(pieces: Iterable[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
     batch, size = list[tuple[int, Any]](), 0
     for index, piece in pieces:
-        if size + len(piece) > PIECE_BYTES:
+        length = piece.nbytes  # len() of a tensor takes ten times as long
+        if size + length > PIECE_BYTES:
             yield batch
             batch, size = [], 0
         batch.append((index, piece))
-        size += len(piece)
+        size += length
     if batch:
         yield batch
 
@@ -212,6 +227,7 @@ def _arrived(filled: tuple[Buffer, list[tuple[int, Any]]]) -> list[tuple[int, me
     buffer, batch = filled
     whole, at, found = buffer.wait(), 0, []
     for index, piece in batch:
-        found.append((index, whole[at : at + len(piece)]))
-        at += len(piece)
+        end = at + piece.nbytes
+        found.append((index, whole[at:end]))
+        at = end
     return found

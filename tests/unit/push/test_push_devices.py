@@ -1,7 +1,7 @@
 """Tensors on a device come to the host several at a time, through two buffers.
 
-Only the buffer is another here (`late_buffers`): how it is filled and read is what a GPU has too.
-PinnedBuffer itself, events and streams, runs in `bench/gpu/push.py` alone.
+The buffer is another here (`late_buffers`), or one that is not pinned: how it is filled and read is
+what a GPU has too. Events and streams run in `bench/gpu/push.py` alone, which compares the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from late_buffers import BOUNCE, FarTensor, LateBuffer
 from lorafleet.push.background import _copied
 from lorafleet.push.content import Content, from_tensors
-from lorafleet.push.tensors import PIECE_BYTES, GivenTensor, in_batches, read
+from lorafleet.push.tensors import PIECE_BYTES, GivenTensor, PinnedBuffer, in_batches, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +82,18 @@ def test_the_bytes_are_those_of_the_host_in_order(drawn: list[tuple[int, bool, b
             last = index
             found[index] += piece
     assert found == [each.contiguous().numpy().tobytes() for each in given_tensors]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([KIB, 3 * KIB, 1536 * KIB]), min_size=1, max_size=8))
+def test_a_buffer_has_what_it_was_filled_with_last(sizes: list[int]) -> None:
+    buffer = PinnedBuffer(pinned=False)
+    for turn in range(2):
+        flat = [tensor(size, turn).reshape(-1).view(torch.uint8) for size in sizes]
+        fits = [each for at, each in enumerate(flat) if sum(sizes[: at + 1]) <= PIECE_BYTES]
+        buffer.fill(fits)
+        want = b"".join(each.numpy().tobytes() for each in fits)
+        assert bytes(buffer.wait()[: len(want)]) == want
 
 
 def mixed() -> dict[str, torch.Tensor]:
