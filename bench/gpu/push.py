@@ -42,9 +42,10 @@ from process_stacks import profiled
 from push_fleet import PushFleet, start
 from push_rows import Row, compare
 from safetensors.torch import save_file
+from sampling import PERIOD
 from server import BASE
 from staging import peft_config, peft_names, random_values
-from watching import PERIOD, Watch, spans
+from watching import Watch, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ class Bench:
     def push(self, what: str, adapter: Adapter, name: str = "policy") -> Row:
         """Push beside the training, wait and ask; keeps what went on meanwhile."""
         served_name = f"{self.fleet.chain.namespace}/{name}"
-        watch = Watch(lambda: self.fleet.look(name), self.fleet.pids)
+        watch = Watch(self.fleet.sampling(name), self.fleet.pids)
         try:
             with watch:
                 pending = self.fleet.trainer.push_later(

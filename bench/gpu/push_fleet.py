@@ -6,13 +6,13 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import accelerator
-import httpx
 from host_warming import warmed
 from kubernetes import config, utils
 from localcluster import LocalCluster
@@ -21,7 +21,6 @@ from operator_chain import Chain
 from pushing import taking_pushes
 from server import BASE, Server, write_model
 from waiting import eventually
-from watching import chosen
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -32,16 +31,9 @@ if TYPE_CHECKING:
     from shapes import Shape
 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
+_SAMPLING = Path(__file__).with_name("sampling.py")
 ARENA = 3.25  # adapters: what is served, what comes, one of the history
 OTHER_FILES = 3.25  # adapters: what the operator keeps of three pushes, and stock's file
-WATCHED = {
-    *("lorafleet_operator_pushed_bytes_total", "lorafleet_operator_transfer_bytes_total"),
-    *("lorafleet_operator_transfers_in_progress", "lorafleet_operator_passes_running"),
-    *("lorafleet_sidecar_received_bytes_total", "lorafleet_sidecar_staged_revisions"),
-    *("lorafleet_sidecar_staging_bytes", "lorafleet_sidecar_engine_request_seconds_total"),
-    *("lorafleet_engine_loads_total", "lorafleet_engine_phase_seconds_total"),
-}
-"""Metrics whose changes say where a push is."""
 
 
 @dataclass
@@ -56,18 +48,12 @@ class PushFleet:
     files: Path
     """Where the operator keeps pushes, and room for stock's file."""
     pids: dict[str, int]
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=5))
 
-    def look(self, name: str) -> dict[str, Any]:
-        """Return the metrics and the adapter's conditions."""
-        found: dict[str, Any] = {}
-        for url in (self.operator.metrics_url, self.sidecar.metrics_url):
-            found |= chosen(self.http.get(url).text, WATCHED)
-        for adapter in self.chain.adapters():
-            if adapter["metadata"]["name"] == name:
-                for each in adapter.get("status", {}).get("conditions", []):
-                    found[f"condition {each['type']}"] = f"{each['status']} {each['reason']}"
-        return found
+    def sampling(self, name: str) -> list[str]:
+        """Return the command that watches an adapter."""
+        urls = [self.operator.metrics_url, self.sidecar.metrics_url]
+        key = f"{self.chain.namespace}/{name}"
+        return [sys.executable, str(_SAMPLING), str(self.chain.kubeconfig), key, *urls]
 
 
 def start(stack: ExitStack, root: Path, memory: Path, shape: Shape, figures: Record) -> PushFleet:

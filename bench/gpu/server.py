@@ -25,6 +25,7 @@ _NO_MULTICAST = {  # NVLink multicast is the whole host's: a benchmark on a shar
     "NVSHMEM_DISABLE_NVLS": "1",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
+_ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; else half of what the machine has free
 
 
 class Server:
@@ -57,7 +58,7 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        for name, value in _NO_MULTICAST.items():
+        for name, value in {**_NO_MULTICAST, **_ON_A_CPU}.items():
             self._environment.setdefault(name, value)
         self._environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
 

@@ -1,48 +1,58 @@
-"""What goes on while something is waited for: values that are asked for a few times a second, and CPU time.
+"""What goes on while something is waited for: values that another process prints, and CPU time.
 
-`with Watch(look, pids) as watch:` calls `look` in a thread; `watch.note(what)` notes a moment exactly.
+`with Watch(command, pids) as watch:` runs `command`, which prints lines of JSON, each a list of
+`time.monotonic()` and the values that it has found then; `watch.note(what)` notes a moment exactly.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import threading
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-PERIOD = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
+_START_SECONDS = 30.0
 
 Sample = tuple[float, dict[str, Any]]
 """Seconds since the begin, and what was found then."""
 
 
 class Watch:
-    """Samples of `look` every PERIOD seconds; `pids`: process ids by the name of what they run."""
+    """Samples of what `command` finds; `pids`: process ids by the name of what they run."""
 
-    def __init__(self, look: Callable[[], dict[str, Any]], pids: Mapping[str, int]) -> None:
+    def __init__(self, command: Sequence[str], pids: Mapping[str, int]) -> None:
         self.samples: list[Sample] = []
+        """There when it has ended."""
         self.moments: dict[str, dict[str, float]] = {}
         """By name: `seconds` since the begin, and the CPU seconds of each process since then."""
-        self._look = look
+        self._command = command
         self._pids = pids
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __enter__(self) -> Self:
+        self._printed = tempfile.TemporaryFile("w+")  # closed in __exit__
+        self._process = subprocess.Popen(self._command, stdout=self._printed)
+        deadline = time.monotonic() + _START_SECONDS
+        # The first line is what there was before anything happened.
+        while not os.fstat(self._printed.fileno()).st_size and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._before = cpu_seconds(self._pids)
-        self._began = time.perf_counter()
-        self._sample()  # what there was before anything happened
-        self._thread.start()
+        self._began = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
+        self._process.terminate()
+        self._process.wait()
+        with self._printed as printed:
+            printed.seek(0)
+            whole = [json.loads(line) for line in printed if line.endswith("\n")]
+        self.samples = [(round(at - self._began, 3), found) for at, found in whole]
 
     def note(self, what: str) -> None:
         """Keep when `what` happened: now."""
@@ -58,24 +68,11 @@ class Watch:
     @property
     def seconds(self) -> float:
         """Since the begin."""
-        return time.perf_counter() - self._began
+        return time.monotonic() - self._began
 
     def _cpu(self) -> dict[str, float]:
         now = cpu_seconds(self._pids)
         return {name: round(now[name] - before, 2) for name, before in self._before.items()}
-
-    def _work(self) -> None:
-        while not self._end.wait(PERIOD):
-            self._sample()
-
-    def _sample(self) -> None:
-        at = self.seconds
-        try:
-            found = self._look()
-        except Exception as error:  # somebody is restarting or busy: the next look may succeed
-            found = {"error": f"{type(error).__name__}: {error}"[:200]}
-        cpu = {f"cpu {name}": value for name, value in self._cpu().items()}
-        self.samples.append((round(at, 3), {**found, **cpu}))
 
 
 def spans(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -89,19 +86,9 @@ def spans(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         for name, value in values.items():
             before = now.get(name)
             now[name] = value
-            if before == value or name.startswith("cpu "):
+            if before == value:
                 continue
             found.setdefault(name, [at, at, before, value])[1::2] = [at, value]
-    return found
-
-
-def chosen(text: str, names: Iterable[str]) -> dict[str, float]:
-    """Return the samples of the metrics `names` in Prometheus's text, by name and labels."""
-    found = {}
-    for line in text.splitlines():
-        sample, _, value = line.rpartition(" ")
-        if sample.partition("{")[0] in names:
-            found[sample] = float(value)
     return found
 
 
