@@ -120,7 +120,8 @@ MESSAGES: dict[str, tuple[list[pb.PushRequest | bytes], str]] = {
     "a second manifest": ([pb.PushRequest(manifest=pb.PushManifest())], "got manifest"),
     "nothing at all": ([pb.PushRequest()], "got nothing"),
     "more than a message holds": ([piece(0, 0, bytes(21 << 20))], "larger than max"),
-    "what is no message": ([b"\xff" * 100], ""),
+    "what is no message": ([b"\xff" * 100], "more than ten bytes"),
+    "what ends in the middle": ([piece(0, 0, b"12345").SerializeToString()[:-1]], "are left"),
 }
 
 

@@ -129,7 +129,7 @@ class Incoming:
                     return part[count]
         return None
 
-    def write(self, tensor: int, offset: int, content: bytes) -> None:
+    def write(self, tensor: int, offset: int, content: bytes | memoryview) -> None:
         """Take bytes of the tensor, and of the missing ones behind it as far as they reach.
 
         Returns before they are written and checked: what is wrong with them is raised by a later

@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
     offset: int
     """In the file."""
-    content: bytes
+    content: bytes | memoryview
     pieces: Sequence[Piece]
     """All of the content, in its order."""
 
@@ -59,7 +59,7 @@ def writers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_WRITERS, thread_name_prefix="pushed-bytes")
 
 
-def write(descriptor: int, offset: int, content: bytes) -> None:
+def write(descriptor: int, offset: int, content: bytes | memoryview) -> None:
     """Write all of it at that offset of a file."""
     with memoryview(content) as view:
         done = 0

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 from lorafleet.certificates import CertificateFiles
+from lorafleet.push.frames import SERVICE
 from lorafleet.push.sending import MOST_MANIFEST_BYTES
 from lorafleet.server_tls import server_tls
+from lorafleet.v1alpha1 import push_pb2 as pb
 from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
 from lorafleet_operator.push.access import Doorkeeper
@@ -72,6 +74,16 @@ class PushServer:
         pb_grpc.add_PushServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self._service, self._server
         )
+        # Of two handlers for a method gRPC takes the one registered last: this one gets the bytes.
+        taking = {
+            "Push": grpc.stream_stream_rpc_method_handler(
+                self._service.Push, response_serializer=pb.PushResponse.SerializeToString
+            )
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, taking),)
+        )
+        self._server.add_registered_method_handlers(SERVICE, taking)  # type: ignore[attr-defined]  # stubs
         if settings.push_tls_dir is not None:
             files = CertificateFiles(settings.push_tls_dir)
             self.port = self._server.add_secure_port(

@@ -31,7 +31,7 @@ from lorafleet_operator.push.stream import (
     commit_comes,
     done,
     first,
-    following,
+    more,
     say,
     without_content,
 )
@@ -187,18 +187,10 @@ class PushService(pb_grpc.PushServiceServicer):
 
     async def _messages(self, incoming: Incoming, context: Any) -> None:
         pace = Pace()
-        while True:
-            request = await following(context)
-            match request.WhichOneof("message"):
-                case "bytes":
-                    piece, data = request.bytes, request.bytes.data  # a copy
-                    await done(partial(incoming.write, piece.tensor, piece.offset, data))
-                    metrics.PUSHED_BYTES.inc(len(data))
-                    pace.came(len(data))
-                case "commit":
-                    return
-                case other:
-                    raise TransferInterrupted(f"got {other or 'nothing'}, expected bytes or commit")
+        while (pushed := await more(context)) is not None:
+            await done(partial(incoming.write, *pushed))
+            metrics.PUSHED_BYTES.inc(len(pushed.data))
+            pace.came(len(pushed.data))
 
     async def _name(
         self,

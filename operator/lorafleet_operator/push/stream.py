@@ -13,6 +13,7 @@ from lorafleet.errors import (
     StagingFull,
     TransferInterrupted,
 )
+from lorafleet.push.frames import Pushed, decode
 from lorafleet.v1alpha1 import push_pb2 as pb
 
 from lorafleet_operator.sources.pushed import threads
@@ -94,7 +95,7 @@ def _of_disk(error: OSError) -> LorafleetError:
 async def first(context: Any) -> pb.PushManifest:
     """Return the manifest. Raises TransferInterrupted, InvalidAdapter."""
     request = await following(context, _MANIFEST_SECONDS)
-    if request.WhichOneof("message") != "manifest":
+    if isinstance(request, Pushed) or request.WhichOneof("message") != "manifest":
         raise TransferInterrupted("a push begins with its manifest")
     manifest: pb.PushManifest = request.manifest
     for what in ("base_model", "pool", "pool_namespace", "served_name"):
@@ -105,22 +106,31 @@ async def first(context: Any) -> pb.PushManifest:
     return manifest
 
 
-async def following(context: Any, seconds: float = 0) -> pb.PushRequest:
-    """Return the next request. Raises TransferInterrupted when none comes."""
+async def following(context: Any, seconds: float = 0) -> Pushed | pb.PushRequest:
+    """Return the next request. Raises TransferInterrupted when none comes, or what is none."""
     seconds = seconds or _STALL_SECONDS
     try:
         async with asyncio.timeout(seconds):
             # Not from the iterator: of a stream that breaks that one keeps its last message for ever.
-            request = await context.read()
+            raw = await context.read()
     except TimeoutError:
         raise TransferInterrupted(f"nothing came for {seconds:g} s") from None
-    if not isinstance(request, pb.PushRequest):
+    if not isinstance(raw, bytes):
         raise TransferInterrupted("the stream ended before its commit")
-    return request
+    return decode(raw)
+
+
+async def more(context: Any) -> Pushed | None:
+    """Return the next bytes, None for the commit. Raises TransferInterrupted for anything else."""
+    request = await following(context)
+    if isinstance(request, Pushed):
+        return request
+    if (found := request.WhichOneof("message")) != "commit":
+        raise TransferInterrupted(f"got {found or 'nothing'}, expected bytes or commit")
+    return None
 
 
 async def commit_comes(context: Any) -> None:
     """Wait for the commit of a push that lacks nothing. Raises TransferInterrupted."""
-    request = await following(context)
-    if request.WhichOneof("message") != "commit":
+    if await more(context) is not None:
         raise TransferInterrupted("nothing is missing: expected commit")

@@ -18,12 +18,13 @@ import grpc
 
 from lorafleet.errors import AccessDenied, SourceNotFound
 from lorafleet.push.failures import OperatorUnreachable, OtherProcess, from_call
-from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
+from lorafleet.push.frames import stub_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lorafleet.errors import LorafleetError
+    from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 
 T = TypeVar("T")
 Token = Callable[[], str] | Path | str
@@ -165,8 +166,7 @@ class Connection:
     def _ask(self, target: str, ask: Callable[[pb_grpc.PushServiceStub, Any], T]) -> T:
         if self._channel is None:
             self._channel = self.operator.channel(target)
-        stub = pb_grpc.PushServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        return ask(stub, self.operator.metadata())
+        return ask(stub_of(self._channel), self.operator.metadata())
 
     def _round(self) -> Iterator[str]:
         """Yield what to try: the connection there is, then every address of the service."""

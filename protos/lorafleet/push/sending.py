@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import TooLarge, TransferInterrupted
 from lorafleet.push.connection import about
+from lorafleet.push.frames import encode
 from lorafleet.push.tensors import PIECE_BYTES, read, size_of
 from lorafleet.v1alpha1 import push_pb2 as pb
 
@@ -49,7 +50,7 @@ class Sending:
         runs_on = False
         failed: list[BaseException] = []
 
-        def requests() -> Iterator[pb.PushRequest]:
+        def requests() -> Iterator[pb.PushRequest | bytes]:
             # gRPC asks for the next one when it has sent the one before: so memory is bounded.
             yield pb.PushRequest(manifest=self._manifest)
             accepted.wait()
@@ -81,14 +82,14 @@ class Sending:
                 call.cancel()
         raise TransferInterrupted("the operator ended the push without an answer")
 
-    def _messages(self, missing: Sequence[int], most: int) -> Iterator[pb.PushRequest]:
+    def _messages(self, missing: Sequence[int], most: int) -> Iterator[bytes]:
         """Yield the bytes of these tensors, pieces that are at most `most` together in one message."""
         tensors = self._content.tensors
         lacking, sent = sum(size_of(tensors[index]) for index in missing), 0
         self._progress(sent, lacking)
-        for message in _together(self._pieces(missing), most):
-            yield pb.PushRequest(bytes=message)
-            sent += len(message.data)
+        for first, parts in _together(self._pieces(missing), most):
+            yield encode(*first, parts)
+            sent += sum(map(len, parts))
             self._progress(sent, lacking)
 
     def _pieces(self, missing: Sequence[int]) -> Iterator[_Piece]:
@@ -102,23 +103,21 @@ class Sending:
             offset += len(piece)
 
 
-def _together(pieces: Iterator[_Piece], most: int) -> Iterator[pb.PushedBytes]:
-    """Yield as few messages as hold whole pieces."""
+def _together(
+    pieces: Iterator[_Piece], most: int
+) -> Iterator[tuple[tuple[int, int], list[memoryview | bytes]]]:
+    """Yield as few messages as hold whole pieces: tensor and offset of the first, and all."""
     first, size, parts = (0, 0), 0, list[memoryview | bytes]()
     for tensor, offset, data in pieces:
         if parts and size + len(data) > most:
-            yield _message(first, parts)
+            yield first, parts
             size, parts = 0, []
         if not parts:
             first = tensor, offset
         size += len(data)
         parts.append(data)
     if parts:
-        yield _message(first, parts)
-
-
-def _message(first: tuple[int, int], parts: Sequence[memoryview | bytes]) -> pb.PushedBytes:
-    return pb.PushedBytes(tensor=first[0], offset=first[1], data=b"".join(parts))
+        yield first, parts
 
 
 def _check_size(manifest: pb.PushManifest) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from late_buffers import BOUNCE
 from lorafleet.errors import DigestMismatch, TransferInterrupted
 from lorafleet.push.content import Content
+from lorafleet.push.frames import stub_of
 from lorafleet.push.sending import Sending
 from lorafleet.push.tensors import PIECE_BYTES, FileTensor
 from lorafleet.v1alpha1 import push_pb2 as pb
@@ -56,8 +57,7 @@ def sent(
     content = Content(b"", b"", [Reused(data) for data in tensors])
     told: list[tuple[int, int]] = []
     with answering(replica) as address, grpc.insecure_channel(address) as channel:
-        stub = pb_grpc.PushServiceStub(channel)
-        Sending(pb.PushManifest(), content, lambda *given: told.append(given))(stub, ())
+        Sending(pb.PushManifest(), content, lambda *given: told.append(given))(stub_of(channel), ())
     size = sum(len(tensors[index]) for index in missing)
     assert (told[0], told[-1]) == ((0, size), (size, size))
     return replica.messages
