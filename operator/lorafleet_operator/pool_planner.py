@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, unmet
 from lorafleet_operator.tenants import tenancy_of
+from lorafleet_operator.wake import THE_PLAN
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -134,7 +135,10 @@ class PoolPlanner:
         no place any more. but: the one whose pass it is, which knows already.
         """
         for key in self.plan.settle() - {but}:
-            (wakeups.interrupt if key in self.plan.books.losers else wakeups.wake)(key)
+            if key in self.plan.books.losers:
+                wakeups.interrupt(key)
+            else:
+                wakeups.heard(key, THE_PLAN)
 
     def look_at_adapters(
         self,
