@@ -55,9 +55,6 @@ class Sleeper:
     def wake(self, *, news: bool = False) -> None:
         self.woken.set()
 
-    def heard(self, teller: str) -> None:
-        self.wake()
-
     def cut(self, *, news: bool = True) -> None:
         self.cuts += 1
         self.wake()

@@ -349,8 +349,9 @@ class Fleet:
                 planner.engine_changed(name)
         if link.inventory is not None and link.inventory is not previous:
             self.holders.note(link.endpoint.uid, link.inventory)
-        told = (e.adapter for each in (previous, link.inventory) if each for e in each.loaded)
-        self.router.concerns(told, link.endpoint.uid)
+        for each in (previous, link.inventory):
+            adapters = (entry.adapter for entry in each.loaded) if each else ()
+            self.router.concerns(adapters, link.endpoint.uid)
         self._hear_requests(link)
         affected = adapters_affected(previous, link.inventory, in_contact=link.in_contact)
         for pool in self.world.pools.get(namespace) or ():
@@ -361,16 +362,15 @@ class Fleet:
                     self.wake_beside(pool.key, name)
                 else:
                     self.wake_pool(pool.key)  # what no other engine takes, this one may
-        for key in affected or ():
-            self.wakeups.heard(key, link.endpoint.uid)
-        if affected is None and link.inventory is not None:
-            for key in {entry.adapter for entry in link.inventory.loaded}:
-                self.wakeups.wake(key)
+        loaded = link.inventory.loaded if link.inventory and affected is None else ()
+        for key in affected or {entry.adapter for entry in loaded}:
+            self.wakeups.wake(key)
 
     def _hear_requests(self, link: EngineLink) -> None:
         """Wake the adapters that requests wait for on an engine; refuse names that nobody owns."""
         pod = link.endpoint.pod
-        names = link.inventory.requested if link.inventory is not None and link.in_contact else ()
+        heard = link.inventory is not None and link.in_contact
+        names = link.inventory.requested if link.inventory is not None and heard else ()
         new = self.requested.note(pod, names)
         if not names:
             return

@@ -13,10 +13,10 @@ from lorafleet_operator.term import TermOver
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from lorafleet_operator.fair import Turn
     from lorafleet_operator.fleet import Fleet
-    from lorafleet_operator.rounds import Place
 
-    OnePass = Callable[[str, Place, Fleet], Awaitable[Outcome | None]]
+    OnePass = Callable[[str, Turn, Fleet], Awaitable[Outcome | None]]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ def pool_of_adapter(body: Mapping[str, Any]) -> str:
 
 def gated(
     one_pass: OnePass, pool_of: Callable[[Mapping[str, Any]], str], fleet: Fleet
-) -> Callable[[str, Place], Awaitable[Outcome | None]]:
+) -> Callable[[str, Turn], Awaitable[Outcome | None]]:
     """Return the pass for Rounds. What is not this operator's is looked at when it becomes so."""
 
-    async def run(uid: str, place: Place) -> Outcome | None:
+    async def run(uid: str, place: Turn) -> Outcome | None:
         body = fleet.bodies.get(uid)
         if body is None:
             return None

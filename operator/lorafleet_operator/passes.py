@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lorafleet_operator.api.v1alpha1 import LoRAAdapterStatus
     from lorafleet_operator.fleet import Fleet
     from lorafleet_operator.report import Report
-    from lorafleet_operator.rounds import Place
 
 _LOG: Final = logging.getLogger(__name__)
 _DELETION_GOES_ON: Final = Outcome(well=True, interval=2.0)
@@ -50,7 +49,7 @@ _UNDER_WAY: Final = ("canary", "rollout", "decided", "draining")
 """Parts of a status that are there while something is."""
 
 
-async def adapter_pass(uid: str, place: Place, fleet: Fleet) -> Outcome | None:
+async def adapter_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
     """Look at one adapter as it is now: reconcile it, or let it go. `place`: see Rounds."""
     body = fleet.bodies.get(uid)
     if body is None:
@@ -76,14 +75,13 @@ async def adapter_pass(uid: str, place: Place, fleet: Fleet) -> Outcome | None:
             del body
             place.give_back()
             await turn.take()
-            place.begins()
             body = fleet.bodies.get(uid)
         if body is None or fleet.world.gone(uid):
             return Outcome(well=True, interval=0.0)
         if not finalizer.is_held(body):
             fleet.bodies.answered(await finalizer.hold(fleet.api, names.ADAPTER_PLURAL, body))
             body = fleet.bodies.newest(body)
-        well = await _reconciled(place, turn, body, fleet)
+        well = await _reconciled(turn, body, fleet)
     except finalizer.Overtaken:
         return Outcome(well=False, interval=0.0)
     finally:
@@ -122,7 +120,7 @@ def _has_to_let_go(adapter: LoRAAdapter, fleet: Fleet) -> bool:
     return entry is not None and bool(displaced_from(plan, entry) or over_quota_on(plan, entry))
 
 
-async def _reconciled(place: Place, turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
+async def _reconciled(turn: Turn, body: dict[str, Any], fleet: Fleet) -> bool:
     """Reconcile the adapter and write its status; return False if it should be tried again soon."""
     adapter = LoRAAdapter.model_validate(body)
     publish = partial(_publish, body, fleet)
@@ -130,7 +128,6 @@ async def _reconciled(place: Place, turn: Turn, body: dict[str, Any], fleet: Fle
         created = body["metadata"]["creationTimestamp"]
         try:
             result = await reconcile(adapter, created, fleet, publish, turn)
-            place.seen(result.seen)  # before anything is waited for
         except (NoAnswer, TermOver):
             raise  # no fault of the adapter or of the operator
         except Exception as error:
@@ -209,7 +206,7 @@ async def _tell(
         )
 
 
-async def pool_round(uid: str, place: Place, fleet: Fleet) -> Outcome | None:
+async def pool_round(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
     """Look at one pool as it is now; see Rounds."""
     body = fleet.bodies.get(uid)
     if body is None or fleet.world.gone(uid):

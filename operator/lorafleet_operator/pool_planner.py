@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from lorafleet_operator.api.v1alpha1 import EngineHealth
 from lorafleet_operator.placement import AdapterDemand, EngineSnapshot, Planner, unmet
 from lorafleet_operator.tenants import tenancy_of
-from lorafleet_operator.wake import THE_PLAN
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -135,10 +134,7 @@ class PoolPlanner:
         no place any more. but: the one whose pass it is, which knows already.
         """
         for key in self.plan.settle() - {but}:
-            if key in self.plan.books.losers:
-                wakeups.interrupt(key)
-            else:
-                wakeups.heard(key, THE_PLAN)
+            (wakeups.interrupt if key in self.plan.books.losers else wakeups.wake)(key)
 
     def look_at_adapters(
         self,

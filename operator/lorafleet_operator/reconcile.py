@@ -7,7 +7,6 @@ leaves a state that the next one goes on from.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ from lorafleet_operator.place import place
 from lorafleet_operator.report import report
 from lorafleet_operator.resolve import preflight, resolve
 from lorafleet_operator.route import route
-from lorafleet_operator.seen import seen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,7 +71,7 @@ async def reconcile(
     if said.status.canary != facts.adapter.status.canary:  # it decides who gets which requests
         await route(facts, fleet, said.status)
     answer(facts, fleet, retry=said.retry)  # requests that wait for what is not coming
-    return replace(said, seen=seen(facts, said, fleet))
+    return said
 
 
 async def give_up(facts: Facts, say: Callable[[], Awaitable[None]]) -> None:

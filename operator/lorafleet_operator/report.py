@@ -68,8 +68,6 @@ class Report:
     error_reason: str = ""
     """The reason of the failure, for the metric."""
     error: str = ""
-    seen: frozenset[str] = frozenset()
-    """Of whose news nothing is left to be looked at: engines (pods' UIDs), the plan."""
 
 
 def report(facts: Facts, now: datetime | None = None) -> Report:

@@ -23,9 +23,8 @@ from lorafleet_operator import metrics
 from lorafleet_operator.fair import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable
 
-    from lorafleet_operator.fair import Places
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.wake import Wakeups
 
@@ -57,10 +56,7 @@ class Outcome:
 class Round:
     """The state of one object between its passes. Times are the loop's clock, seconds."""
 
-    __slots__ = (
-        *("_rounds", "asked", "due", "failures", "key", "news", "quiet", "task", "uid"),
-        "unseen",
-    )
+    __slots__ = ("_rounds", "asked", "due", "failures", "key", "news", "quiet", "task", "uid")
 
     def __init__(self, rounds: Rounds, uid: str, key: str) -> None:
         self._rounds = rounds
@@ -72,8 +68,6 @@ class Round:
         self.failures = 0
         self.asked = self.news = False
         """Whether it was woken since its last pass began, and whether by people."""
-        self.unseen: frozenset[str] = frozenset()
-        """Who has said something new since the pass that runs began: engines, the plan."""
         self.task: asyncio.Task[Outcome | None] | None = None
 
     def wake(self, *, news: bool = False) -> None:
@@ -81,13 +75,6 @@ class Round:
         self.asked = True
         self.news |= news
         self._rounds.woken(self)
-
-    def heard(self, teller: str) -> None:
-        """Have a pass soon, unless one runs that sees what is said: mostly its own doing."""
-        if self.task is None:
-            self.wake()
-        else:
-            self.unseen |= {teller}
 
     def cut(self, *, news: bool = True) -> None:
         """End the pass that runs now: what it does is not wanted any more. Another one follows."""
@@ -99,32 +86,15 @@ class Round:
         """Note that a pass looks at everything now: who wakes later wants another."""
         self.due = math.inf
         self.asked = self.news = False
-        self.unseen = frozenset()
 
     def next_due(self, now: float, due: float, gather: float) -> float:
         """Return when the next pass is to begin if by itself it is at `due`."""
         if self.news:
             self.failures = 0
             return now
-        if not self.asked and not self.unseen:
+        if not self.asked:
             return due
         return min(due, max(now, self.quiet) if self.failures else now + gather)
-
-
-class Place(Turn):
-    """A pass's place among those that run, by which it tells its round what it has seen."""
-
-    def __init__(self, places: Places, found: Round, *, taken: bool = False) -> None:
-        super().__init__(places, taken=taken)
-        self._round = found
-
-    def begins(self) -> None:
-        """Look at everything from here on: what woke the pass while it waited is no news any more."""
-        self._round.begins()
-
-    def seen(self, tellers: Collection[str]) -> None:
-        """Have seen what these said until now: that needs no pass of its own."""
-        self._round.unseen -= frozenset(tellers)
 
 
 class Rounds:
@@ -139,7 +109,7 @@ class Rounds:
 
     def __init__(
         self,
-        one_pass: Callable[[str, Place], Awaitable[Outcome | None]],
+        one_pass: Callable[[str, Turn], Awaitable[Outcome | None]],
         *,
         wakeups: Wakeups,
         settings: OperatorSettings,
@@ -201,7 +171,7 @@ class Rounds:
             self._waited.observe(self._now() - found.due)
             self._running.inc()
             found.begins()
-            place = Place(self._places, found, taken=True)
+            place = Turn(self._places, taken=True)
             found.task = asyncio.create_task(self._pass(found, place), name=found.key)
             found.task.add_done_callback(partial(self._ended, found, place))
 
@@ -218,7 +188,7 @@ class Rounds:
                 async with asyncio.timeout(None if due == math.inf else due - self._now()):
                     await self._sooner.wait()
 
-    async def _pass(self, found: Round, place: Place) -> Outcome | None:
+    async def _pass(self, found: Round, place: Turn) -> Outcome | None:
         long = asyncio.get_running_loop().call_later(_LONG_SECONDS, place.give_back)
         try:
             return await self._one_pass(found.uid, place)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-THE_PLAN: Final = "plan"
-"""Who says that an adapter has other engines: what no pod's UID is."""
 
 
 class Wakeable(Protocol):
@@ -17,10 +14,6 @@ class Wakeable(Protocol):
 
     def wake(self, *, news: bool = False) -> None:
         """Look soon; at once if people have changed something (`news`)."""
-
-    def heard(self, teller: str) -> None:
-        """Look soon at what an engine (its pod's UID) or the plan (THE_PLAN) says, unless what is done
-        now sees that."""
 
     def cut(self, *, news: bool = True) -> None:
         """Leave off what is done now, and look at once; without `news` as soon as a wake-up would."""
@@ -75,11 +68,6 @@ class Wakeups:
         """
         for each in self._by_key.get(key, ()):
             each.wake(news=news)
-
-    def heard(self, key: str, teller: str) -> None:
-        """Make those of `key` look soon at what an engine or the plan says of them; see Wakeable."""
-        for each in self._by_key.get(key, ()):
-            each.heard(teller)
 
     def cut(self, key: str) -> None:
         """Make those of `key` leave off what they do, and look at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from lorafleet_operator.api.names import FINALIZER
 from lorafleet_operator.cluster.requests import NoAnswer
 from lorafleet_operator.cluster.writes import StatusWriter
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.gate import gated, pool_of_adapter
 from lorafleet_operator.passes import adapter_pass
 from operator_builders import adapter
 from operator_rig import operator
-from pass_places import a_place
 from sidecar_rig import Rig
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ def watched(op: Operator, made: LoRAAdapter) -> str:
     return str(body["metadata"]["uid"])
 
 
+def place() -> Turn:
+    return Turn(asyncio.Semaphore(1))
+
+
 async def test_a_secret_that_cannot_be_read_now_is_a_source_that_is_not_available(
     volume: Path, tmp_path: Path
 ) -> None:
@@ -83,7 +88,7 @@ async def test_a_secret_that_cannot_be_read_now_is_a_source_that_is_not_availabl
         source = {"http": {"url": "https://x.test/"}, "credentialsSecretRef": {"name": "keys"}}
         made = adapter(source=source)
         op.keep(made)
-        outcome = await adapter_pass(watched(op, made), a_place(), op.fleet)
+        outcome = await adapter_pass(watched(op, made), place(), op.fleet)
         assert outcome is not None
         assert not outcome.well, "tried again soon"
         assert api.reasons() == ["SourceUnavailable"]
@@ -97,13 +102,13 @@ async def test_a_status_that_cannot_be_written_is_written_by_the_next_pass(
         uid = watched(op, op.adapter("sql"))
         api.refusing = True
         with pytest.raises(NoAnswer, match="the status of sql: 503"):
-            await adapter_pass(uid, a_place(), op.fleet)
+            await adapter_pass(uid, place(), op.fleet)
         assert list(a.engine.served) == ["team-a/sql"], "the engine serves it all the same"
-        outcome = await gated(adapter_pass, pool_of_adapter, op.fleet)(uid, a_place())
+        outcome = await gated(adapter_pass, pool_of_adapter, op.fleet)(uid, place())
         assert outcome is not None
         assert not outcome.well
         api.refusing = False
-        outcome = await gated(adapter_pass, pool_of_adapter, op.fleet)(uid, a_place())
+        outcome = await gated(adapter_pass, pool_of_adapter, op.fleet)(uid, place())
         assert outcome is not None
         assert outcome.well
         assert api.reasons() == ["Ready"]

@@ -13,10 +13,10 @@ from aiohttp import web
 from kubernetes.aio import client
 from lorafleet_operator.cluster.bounded import BoundedClient
 from lorafleet_operator.cluster.requests import ask, path
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.passes import adapter_pass
 from lorafleet_operator.term import Term, TermOver
 from operator_rig import operator
-from pass_places import a_place
 from waiting import until
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ async def test_what_others_decided_is_read_once_in_a_term_for_a_watch_may_be_beh
             op.fleet.api = api
             op.fleet.world.living.add("u")  # type: ignore[attr-defined]
             op.fleet.bodies.keep(body)
-            place = a_place(taken=True)
+            place = Turn(asyncio.Semaphore(1), taken=True)
             first, later = Term(), Term()
             for term in (first, first, later):
                 with term.acting():

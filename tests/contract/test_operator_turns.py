@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from lorafleet_operator.api.names import FINALIZER
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.memory import Look
 from lorafleet_operator.passes import adapter_pass
 from operator_rig import operator, ready
-from pass_places import a_place
 from sidecar_rig import Rig
 from waiting import until
 
@@ -73,7 +73,7 @@ async def test_who_looks_again_waits_without_a_place_and_not_in_front_of_who_is_
             memory.keep_look(uid, Look(1, at=-3600.0, fingerprint="before"))
         passes = []
         for uid in (*known, _known(op, "new")):
-            place = a_place(places)
+            place = Turn(places)
             await place.take()
             passes.append(asyncio.create_task(adapter_pass(uid, place, op.fleet)))
         await until(lambda: places._value == 5)  # who waits has left its place to others

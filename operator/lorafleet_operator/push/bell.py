@@ -35,10 +35,6 @@ class Bell:
         """Ring."""
         self._rung.set()
 
-    def heard(self, teller: str) -> None:
-        """Ring."""
-        self._rung.set()
-
     def cut(self, *, news: bool = True) -> None:
         """Ring."""
         self._rung.set()

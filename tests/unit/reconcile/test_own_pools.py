@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from known_fleet import Sleeper
 from kubernetes.aio.client import ApiClient
 from lorafleet_operator.cluster.leases import Leases
+from lorafleet_operator.fair import Turn
 from lorafleet_operator.fleet import Fleet, pool_loop
 from lorafleet_operator.gate import gated, pool_of_adapter, pool_of_pool
 from lorafleet_operator.lease import Me, shard_of
 from lorafleet_operator.pool_pass import moved
-from lorafleet_operator.rounds import Outcome, Place
+from lorafleet_operator.rounds import Outcome
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.tenure import Tenure
 from lorafleet_operator.term import Term, TermOver, check
 from lorafleet_operator.world import KnownAdapter, World
 from operator_builders import adapter, pod, pool
-from pass_places import a_place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,14 +77,14 @@ def test_an_adapter_is_its_pools_also_of_another_namespace() -> None:
 async def test_a_pass_runs_within_the_term_of_its_pool_and_for_others_not_at_all() -> None:
     ran: list[str] = []
 
-    async def one_pass(uid: str, place: Place, fleet: Fleet) -> Outcome | None:
+    async def one_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
         assert check() > 0
         ran.append(uid)
         return None
 
     async with fleet() as (made, terms):
         run = gated(one_pass, pool_of_adapter, made)
-        place = a_place()
+        place = Turn(asyncio.Semaphore(1))
         made.bodies.keep(body("LoRAAdapter", "a"))
         made.bodies.keep(body("LoRAAdapter", "b", "other"))
         assert await run("a", place) is None
@@ -100,7 +100,7 @@ async def test_a_pass_runs_within_the_term_of_its_pool_and_for_others_not_at_all
 
 
 async def test_a_pass_whose_term_ends_is_no_failure() -> None:
-    async def one_pass(uid: str, place: Place, fleet: Fleet) -> Outcome | None:
+    async def one_pass(uid: str, place: Turn, fleet: Fleet) -> Outcome | None:
         term = fleet.term(OURS)
         assert term is not None
         term.end()
@@ -114,7 +114,7 @@ async def test_a_pass_whose_term_ends_is_no_failure() -> None:
     async with fleet() as (made, _):
         made.bodies.keep(body("LoRAAdapter", "a"))
         run = gated(one_pass, pool_of_adapter, made)
-        assert await run("a", a_place()) == IDLE
+        assert await run("a", Turn(asyncio.Semaphore(1))) == IDLE
 
 
 async def test_connections_are_opened_for_own_pools_and_closed_when_they_are_lost() -> None:

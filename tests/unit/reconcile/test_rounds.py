@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lorafleet_operator import rounds
-from lorafleet_operator.rounds import Outcome, Place, Rounds
+from lorafleet_operator.rounds import Outcome, Rounds
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.wake import Seen, Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from lorafleet_operator.fair import Turn
 
 FAST = OperatorSettings(backoff_seconds=0.001, backoff_limit_seconds=0.002)
 SLOW = OperatorSettings(backoff_seconds=3600.0, backoff_limit_seconds=3600.0)
@@ -32,7 +33,7 @@ class Passes:
         self.ended = asyncio.Event()
         self.wakeups = Wakeups()
 
-    async def __call__(self, uid: str, place: Place) -> Outcome | None:
+    async def __call__(self, uid: str, place: Turn) -> Outcome | None:
         self.count += 1
         result = self.results.pop(0)
         if not self.results:
@@ -96,7 +97,7 @@ async def test_no_pass_begins_before_the_start() -> None:
 
 async def test_a_wake_up_during_a_pass_is_kept_for_the_next() -> None:
     class Waking(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
+        async def __call__(self, uid: str, place: Turn) -> Outcome | None:
             self.wakeups.wake(KEY)
             return await super().__call__(uid, place)
 
@@ -104,53 +105,6 @@ async def test_a_wake_up_during_a_pass_is_kept_for_the_next() -> None:
     async with running(passes) as made:
         made.add("u", KEY)
         await passes.ended.wait()
-
-
-@pytest.mark.parametrize("seen", [{"e-0"}, {"e-0", "e-1"}, {"e-1"}], ids=",".join)
-async def test_what_a_pass_has_seen_of_an_engines_news_needs_no_other_and_the_rest_does(
-    seen: set[str],
-) -> None:
-    class Ordering(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
-            self.wakeups.heard(KEY, "e-0")
-            place.seen(seen)
-            return await super().__call__(uid, place)
-
-    passes = Ordering(True, True, True, interval=3600.0)
-    async with running(passes) as made:
-        await over(made, passes, 1)
-        soon = asyncio.get_running_loop().time() + 30
-        assert (made._rounds["u"].due < soon) is ("e-0" not in seen)
-        if "e-0" in seen:
-            passes.wakeups.heard(KEY, "e-0")  # it is news again once the pass is over
-            await over(made, passes, 2)
-
-
-async def test_what_is_heard_after_it_was_seen_needs_a_pass() -> None:
-    class Ordering(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
-            place.seen({"e-0"})
-            if not self.count:
-                self.wakeups.heard(KEY, "e-0")
-            return await super().__call__(uid, place)
-
-    passes = Ordering(True, True, interval=3600.0)
-    async with running(passes) as made:
-        made.add("u", KEY)
-        await passes.ended.wait()
-
-
-async def test_what_woke_a_pass_before_it_looked_at_anything_needs_no_other() -> None:
-    class Waiting(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
-            self.wakeups.wake(KEY)
-            place.begins()
-            return await super().__call__(uid, place)
-
-    passes = Waiting(True, True, interval=3600.0)
-    async with running(passes) as made:
-        await over(made, passes, 1)
-        assert made._rounds["u"].due > asyncio.get_running_loop().time() + 30
 
 
 async def test_wake_ups_gather_for_one_pass_but_news_is_looked_at_at_once() -> None:
@@ -194,7 +148,7 @@ async def test_looks_without_a_reason_are_the_rarer_the_more_objects_there_are(
 
 async def test_news_ends_a_pause_after_failures_and_nothing_else_does_so_at_once() -> None:
     class Woken(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
+        async def __call__(self, uid: str, place: Turn) -> Outcome | None:
             # Three wake-ups of the engines', one of people's: each pass but the first is theirs.
             for _ in range(3):
                 asyncio.get_running_loop().call_soon(self.wakeups.wake, KEY)
@@ -224,7 +178,7 @@ async def test_a_cut_ends_the_running_pass_and_the_next_one_follows_at_once() ->
     cut = asyncio.Event()
 
     class Long(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
+        async def __call__(self, uid: str, place: Turn) -> Outcome | None:
             if not self.count:
                 self.count += 1
                 try:
@@ -260,7 +214,7 @@ async def test_a_pass_that_is_cut_off_before_it_began_keeps_no_place(
 
 async def test_the_end_cuts_off_passes_and_none_follows() -> None:
     class Long(Passes):
-        async def __call__(self, uid: str, place: Place) -> Outcome | None:
+        async def __call__(self, uid: str, place: Turn) -> Outcome | None:
             self.count += 1
             await asyncio.Event().wait()
             return None
@@ -278,7 +232,7 @@ async def test_the_end_cuts_off_passes_and_none_follows() -> None:
 class Hanging(Passes):
     """Passes without an end; `ended` is set when the fifth begins."""
 
-    async def __call__(self, uid: str, place: Place) -> Outcome | None:
+    async def __call__(self, uid: str, place: Turn) -> Outcome | None:
         self.count += 1
         if self.count == 5:
             self.ended.set()
@@ -339,9 +293,6 @@ async def test_an_object_and_its_namesake_are_both_woken_until_one_ends() -> Non
 
         def wake(self, *, news: bool = False) -> None:
             woken.append(self.name)
-
-        def heard(self, teller: str) -> None:
-            raise AssertionError
 
         def cut(self, *, news: bool = True) -> None:
             raise AssertionError
