@@ -20,7 +20,7 @@ from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from operator_chain import Chain
@@ -149,6 +149,7 @@ class Trainer:
     """Tensors that the operator asked for, of all pushes."""
     reached: Callable[[str], None] = lambda moment: None
     """Told of "accepted", "piece" (each time) and "commit", when that is over."""
+    piece_bytes: int = 40
 
     def manifest(self, content: Content, step: int, **more: Any) -> pb.PushManifest:
         return pb.PushManifest(
@@ -173,9 +174,13 @@ class Trainer:
         stop_after: int = 99,
         arrived: Callable[[], bool] = lambda: True,
         seconds: float = 120,
+        before: Callable[[int], Awaitable[None]] | None = None,
         **more: Any,
     ) -> pb.PushCommitted:
-        """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`."""
+        """Push; with `stop_after` the stream is broken after so many tensors, when they `arrived`.
+
+        before: awaited before each tensor, with how many went before it, and before the commit.
+        """
         async with self.channel() as channel:
             stub = pb_grpc.PushServiceStub(channel)
             call = WrittenCall(
@@ -187,14 +192,18 @@ class Trainer:
             self.reached("accepted")
             data = list(content.tensors.values())
             for count, index in enumerate(missing):
+                if before is not None:
+                    await before(count)
                 if count == stop_after:
                     while not arrived():
                         await asyncio.sleep(0.01)
                     call.cancel()
                     raise BrokenOff
-                for piece in pieces(index, data[index]):
+                for piece in pieces(index, data[index], self.piece_bytes):
                     await call.write(pb.PushRequest(bytes=piece))
                     self.reached("piece")
+            if before is not None:
+                await before(len(missing))
             await call.write(pb.PushRequest(commit=pb.CommitPush()))
             self.reached("commit")
             committed: pb.PushCommitted = (await call.read()).committed
@@ -220,6 +229,6 @@ class BrokenOff(Exception):
     """Raised by a push that was told to break off."""
 
 
-def pieces(index: int, data: bytes) -> Iterator[pb.PushedBytes]:
-    for at in range(0, len(data), 40):
-        yield pb.PushedBytes(tensor=index, offset=at, data=data[at : at + 40])
+def pieces(index: int, data: bytes, size: int = 40) -> Iterator[pb.PushedBytes]:
+    for at in range(0, len(data), size):
+        yield pb.PushedBytes(tensor=index, offset=at, data=data[at : at + size])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 ALIGNMENT = 2 << 20
 """Extents start and end on borders of huge pages: one can be punched out or moved alone."""
@@ -111,3 +111,23 @@ def choose_victims(
                     if victim.offset < hole.offset + wanted and victim.end > hole.offset
                 ]
     return None
+
+
+def find_room(
+    limit: int, taken: Collection[Extent], evictable: Collection[Extent], size: int
+) -> tuple[Extent, list[Extent]] | None:
+    """Return where `size` bytes fit among what is taken, and which of `evictable` to free for that.
+
+    None if freeing all of them would not help.
+    """
+    kept = [extent for extent in taken if extent not in evictable]
+    victims = choose_victims(limit, kept, evictable, size)
+    if victims is None:
+        return None
+    trial = Allocator(limit)
+    for extent in taken:
+        if extent not in victims:
+            trial.take(extent)
+    chosen = trial.allocate(size)
+    assert chosen is not None  # choose_victims found the hole
+    return chosen, victims

@@ -158,9 +158,17 @@ class Stagings:
 
         adapter = plan.manifest.adapter
         try:
+            self._let_go_for(plan.image_bytes)
             return self.store.reserve(plan.manifest.fingerprint, plan.image_bytes, prepare)
         except (StagingFull, TooLarge) as error:
             raise type(error)(f"adapter {adapter}: {error}") from error
+
+    def _let_go_for(self, size: int) -> None:
+        """Give up what broken transfers left, if only that makes room: it can be sent again."""
+        broken = [entry for entry in self.store.stagings() if entry.fingerprint not in self._active]
+        if not self.store.fits(size) and self.store.fits(size, [each.extent for each in broken]):
+            for entry in broken:
+                self._forget(entry)
 
     def _activate(self, entry: StagingEntry, plan: StagingPlan) -> ActiveStaging:
         directory = StagingDirectory.find(self.store.volume, entry.staging_id)

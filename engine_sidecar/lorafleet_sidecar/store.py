@@ -12,21 +12,21 @@ import json
 import secrets
 import shutil
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lorafleet.errors import StagingFull, TooLarge
 
 from lorafleet_sidecar import healing, index, plain
-from lorafleet_sidecar.allocator import ALIGNMENT, Allocator, Extent, aligned, choose_victims
+from lorafleet_sidecar.allocator import ALIGNMENT, Allocator, Extent, aligned, find_room
 from lorafleet_sidecar.arena import Arena, ArenaError, in_units
 from lorafleet_sidecar.changes import Changes
 from lorafleet_sidecar.crashpoint import crash_at
 from lorafleet_sidecar.paths import REVISIONS, STAGING, hex_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -236,6 +236,12 @@ class RevisionStore:
         self.changes.notify()
         return entry
 
+    def fits(self, size: int, free: Collection[Extent] = ()) -> bool:
+        """Return whether `reserve` finds room once what lies at `free` is gone."""
+        with suppress(StagingFull, TooLarge):
+            return bool(self._make_room(size, free=free))
+        return False
+
     def discard(self, staging_id: str) -> None:
         """Free a reservation; no-op if it is gone. Its writers must have ended."""
         entry = self._state.stagings.pop(staging_id, None)
@@ -345,31 +351,25 @@ class RevisionStore:
         for digest in digests:
             self._room.free(self._state.revisions.pop(digest).extent)
 
-    def _make_room(self, size: int, keep: str = "") -> tuple[Extent, list[str]]:
-        """Return where `size` bytes fit and which revisions must go for it; changes nothing."""
+    def _make_room(
+        self, size: int, keep: str = "", free: Collection[Extent] = ()
+    ) -> tuple[Extent, list[str]]:
+        """Return where `size` bytes fit, were these `free`, and which revisions must go for it."""
         wanted = aligned(size)
         if wanted > self._room.limit:
             raise TooLarge(f"needs {wanted} bytes, the arena holds {self._room.limit}")
-        evictable = {
-            entry.extent: entry.digest
-            for entry in sorted(self._by_use(), key=lambda entry: entry.digest in self.kept)
-            if entry.digest != keep and not self._is_held(entry.digest)
-        }
-        kept = [extent for extent in self._state.extents() if extent not in evictable]
-        victims = choose_victims(self._room.limit, kept, evictable, wanted)
-        if victims is None:
+        by_need = sorted(self._by_use(), key=lambda entry: entry.digest in self.kept)
+        loose = (each for each in by_need if not self._is_held(each.digest))
+        evictable = {each.extent: each.digest for each in loose if each.digest != keep}
+        taken = [extent for extent in self._state.extents() if extent not in free]
+        found = find_room(self._room.limit, taken, evictable, wanted)
+        if found is None:
             usage = self.usage()
             raise StagingFull(
                 f"staging volume full: {in_units(usage.used + usage.reserved)} of "
                 f"{in_units(usage.limit)} used, need {in_units(wanted)}"
             )
-        trial = Allocator(self._room.limit)
-        for extent in self._state.extents():
-            if extent not in victims:
-                trial.take(extent)
-        chosen = trial.allocate(wanted)
-        assert chosen is not None  # choose_victims found the hole
-        return chosen, [evictable[extent] for extent in victims]
+        return found[0], [evictable[extent] for extent in found[1]]
 
     def _by_use(self) -> list[index.RevisionEntry]:
         return sorted(self._state.revisions.values(), key=lambda entry: entry.used)

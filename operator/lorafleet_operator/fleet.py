@@ -13,6 +13,7 @@ from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics
 from lorafleet_operator.affected import adapters_affected
+from lorafleet_operator.ahead import Ahead
 from lorafleet_operator.awaited_secrets import AwaitedSecrets
 from lorafleet_operator.cluster import reads
 from lorafleet_operator.cluster.bodies import Bodies
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from kubernetes.aio.client import ApiClient
 
-    from lorafleet_operator.api.v1alpha1 import EnginePool, Tenant
+    from lorafleet_operator.api.v1alpha1 import EnginePool
     from lorafleet_operator.cluster.reads import EnginePod
     from lorafleet_operator.settings import OperatorSettings
     from lorafleet_operator.tenure import Tenure
@@ -76,6 +77,7 @@ class Fleet:
         self.paces = Paces()
         self.sources = FairPlaces(settings.sources, settings.sources * 3 // 4)
         self.readers = Readers(self)
+        self.ahead = Ahead(self.wakeups)
         self.load_rates = LoadRates(asyncio.get_running_loop().time)
         self.source_settings = SourceSettings(
             volume_root=settings.volume_root,
@@ -311,7 +313,7 @@ class Fleet:
         for pools in self.world.pools.values():
             for pool in pools:
                 planner = self.planner(pool.key)
-                by_label = any(_by_label(tenant) for tenant in pool.spec.tenants)
+                by_label = any(tenant.by_label for tenant in pool.spec.tenants)
                 # Most namespaces have no adapters: nothing was decided by their labels.
                 if by_label and planner.plan.board.tenancy.told(name):
                     planner.tenants_stale = True
@@ -328,6 +330,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.ahead.close()
         await self.readers.close()
         await self.secrets.close()
         await self.router.close()
@@ -388,11 +391,6 @@ class Fleet:
         unknown = [pb.RefusedName(served_name=each) for each, key in found.items() if key is None]
         if unknown and all_ours:
             self.requested.refuse(link, unknown)
-
-
-def _by_label(tenant: Tenant) -> bool:
-    selector = tenant.namespace_selector
-    return selector is not None and bool(selector.match_labels)
 
 
 def pool_loop(key: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lorafleet.errors import (
@@ -23,15 +24,13 @@ from lorafleet.errors import (
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
 from lorafleet_operator import metrics, rollout
-from lorafleet_operator.aside import aside
+from lorafleet_operator.ahead import Content
 from lorafleet_operator.crashpoint import crash_at
 from lorafleet_operator.facts import GPU
 from lorafleet_operator.filling import fill_from_neighbours, target
-from lorafleet_operator.payload import payload_of
-from lorafleet_operator.resolve import same_content
+from lorafleet_operator.outgoing import count_sent, outgoing
 from lorafleet_operator.revisions import earlier, to_keep
-from lorafleet_operator.transfer.fanout import chunk_step, spread
-from lorafleet_operator.transfer.streaming import Limits
+from lorafleet_operator.transfer.fanout import spread
 from lorafleet_operator.world import engine_view
 
 if TYPE_CHECKING:
@@ -62,17 +61,16 @@ async def stage(
 
     `announce` is called before a transfer that people would notice.
     """
-    # An engine that has not said what it takes is sent nothing: checks come before bytes.
-    course = facts.course()
-    lacking: dict[str, dict[str, EngineLink]] = {}
-    for uid in rollout.to_stage(facts.wanted(course)):
-        link = fleet.links.get(uid)
-        if uid in facts.verdicts and not facts.view(uid).problem and link is not None:
-            lacking.setdefault(course.content_for(uid), {})[uid] = link
+    lacking = to_send(facts, fleet)
     if not facts.may_act or not lacking:
         return
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
+    if await fleet.ahead.over(Content(facts.adapter.metadata.uid, facts.fingerprint)):
+        await _look_again(facts, fleet, lacking.get(facts.fingerprint, ()))
+        lacking = to_send(facts, fleet)
+        if not lacking:
+            return
     if facts.may_read:
         await reader.wait_for_turn()
     tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
@@ -80,6 +78,20 @@ async def stage(
         with metrics.TRANSFERS.track_inprogress(), metrics.TRANSFER_SECONDS.time():
             for content, links in lacking.items():
                 await _bring(facts, reader, fleet, content, links)
+
+
+def to_send(facts: Facts, fleet: Fleet) -> dict[str, dict[str, EngineLink]]:
+    """Return the chosen engines that lack what they should have, by the content and by pod UID.
+
+    One that has not said what it takes is sent nothing: checks come before bytes.
+    """
+    course = facts.course()
+    lacking: dict[str, dict[str, EngineLink]] = {}
+    for uid in rollout.to_stage(facts.wanted(course)):
+        link = fleet.links.get(uid)
+        if uid in facts.verdicts and not facts.view(uid).problem and link is not None:
+            lacking.setdefault(course.content_for(uid), {})[uid] = link
+    return lacking
 
 
 async def _bring(
@@ -206,57 +218,22 @@ async def _send(
     facts: Facts, reader: SourceReader, fleet: Fleet, targets: Mapping[str, Target]
 ) -> dict[str, pb.StagedRevision | LorafleetError]:
     """Read the source once, and send it to the targets."""
-    content = await same_content(facts, reader, fleet)
-    tenant = fleet.tenant(facts.adapter.pool_key, facts.adapter.metadata.namespace)
-    step = chunk_step(content.data_bytes, fleet.settings.chunk_bytes)
-    payload = await aside(
-        len(content.header_bytes),
-        payload_of,
-        facts,
-        content,
-        step,
-        reuse=all(each.reuses for each in targets.values()),
-    )
     uid = facts.adapter.metadata.uid
     lost, kept = fleet.memory.lost(uid), 0
-    limits = Limits(
-        window_chunks=fleet.settings.window_chunks * fleet.settings.chunk_bytes // step,
-        read_bytes=fleet.settings.chunk_bytes,
-        stall_seconds=fleet.settings.stall_seconds,
-        commit_seconds=fleet.settings.load_timeout_seconds,
-        pace=_pace(facts, fleet),
-        least_source_rate=fleet.settings.least_source_rate,
-        lost=lost,
-        others_wait=fleet.transfers.of(tenant).awaited,
-    )
+    payload, limits = await outgoing(facts, reader, fleet, targets)
 
     def sent(amount: int) -> None:
         nonlocal kept
-        kept += 0 if content.whole else amount
-        _sent(amount)
+        kept += 0 if payload.manifest.whole else amount
+        count_sent(amount)
 
     try:
-        results = await spread(payload, targets, limits, on_sent=sent)
+        results = await spread(payload, targets, replace(limits, lost=lost), on_sent=sent)
     except SourceError:
         fleet.memory.keep_lost(uid, 0 if kept else lost + 1)
         raise
     fleet.memory.keep_lost(uid, 0)
     return results
-
-
-def _pace(facts: Facts, fleet: Fleet) -> Callable[[int], Awaitable[None]] | None:
-    """Return what keeps the transfer within its pool's and its tenant's limits, None without any."""
-    if facts.pool is None:
-        return None
-    namespace, limits = facts.adapter.metadata.namespace, facts.pool.spec.transfer
-    tenant = fleet.tenant(facts.pool.key, namespace)
-    rule = fleet.planner(facts.pool.key).plan.board.tenancy.rule(tenant)
-    rates = {
-        f"namespace {namespace}": limits.namespace_rate if limits is not None else None,
-        f"tenant {tenant}": rule.transfer_rate if rule is not None else None,
-        "pool": limits.pool_rate if limits is not None else None,
-    }
-    return fleet.paces.of(facts.pool.key, rates)
 
 
 def unload_request(
@@ -349,11 +326,6 @@ async def _order(
     if touched:
         await asyncio.gather(*(one(uid) for uid in touched))
         await _look_again(facts, fleet, touched)
-
-
-def _sent(amount: int) -> None:
-    metrics.TRANSFER_BYTES.inc(amount)
-    crash_at("chunk.sent")
 
 
 def _note(

@@ -84,6 +84,33 @@ def place(facts: Facts, fleet: Fleet) -> None:
     )
 
 
+def stays_in_place(facts: Facts, fleet: Fleet) -> bool:
+    """Give the pass the engines that the plan has for the adapter; return whether the content changes
+    nothing about that, so that it may go there before anybody decides anew.
+
+    Not where a tenant has so many loads a minute: each has to wait for its own.
+    """
+    if facts.forbidden is not None or facts.pool is None:
+        return False
+    planner = fleet.planner(facts.pool.key)
+    entry = planner.plan.entries.get(facts.key)
+    owner = planner.owner(facts.adapter.served_name, fleet.sharing_engines(facts.pool))
+    if entry is None or owner != facts.key:
+        return False
+    tenancy, planned = planner.plan.board.tenancy, entry.demand
+    rule = tenancy.rule(tenancy.tenant_of(facts.adapter.metadata.namespace))
+    if (
+        (facts.size_bytes or 0) > (planned.size_bytes or 0)
+        or facts.rank != planned.rank
+        or (rule is not None and rule.loads_per_minute is not None)
+    ):
+        return False
+    want = wanted(planner.plan, entry)
+    facts.placed = Placed(pods=tuple(sorted(entry.chosen)), wanted=want, guests=entry.guests)
+    see_chosen(facts, fleet, planner)
+    return True
+
+
 def _claim(
     facts: Facts, fleet: Fleet, planner: PoolPlanner, rivals: list[PoolPlanner]
 ) -> str | None:

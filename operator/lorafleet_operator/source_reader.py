@@ -35,13 +35,18 @@ adapter no more."""
 
 
 class SourceReader:
-    """Access to an adapter's source. `turn`: its place among those whose source is open."""
+    """Access to an adapter's source. `turn`: its place among those whose source is open.
 
-    def __init__(self, adapter: LoRAAdapter, fleet: Fleet, turn: Turn) -> None:
+    source: an open one, in place of the one that the spec names.
+    """
+
+    def __init__(
+        self, adapter: LoRAAdapter, fleet: Fleet, turn: Turn, source: Source | None = None
+    ) -> None:
         self.adapter = adapter
         self._fleet = fleet
         self._turn = turn
-        self._source: Source | None = None
+        self._source = source
         self._opening: asyncio.Task[ResolvedAdapter] | None = None
         self._late = False  # a pass has gone on without
         self.patience = PATIENCE_SECONDS
@@ -104,6 +109,11 @@ class SourceReader:
 
     async def _open(self) -> ResolvedAdapter:
         await self._turn.take()
+        self._source = self._source or await self._named()
+        return as_taken(await self._source.resolve(), self.adapter.spec)
+
+    async def _named(self) -> Source:
+        """Return the source that the spec names."""
         metadata, spec = self.adapter.metadata, self.adapter.spec.source
         secret = None
         if spec.credentials_secret_ref is not None:
@@ -112,7 +122,7 @@ class SourceReader:
             found = await reads.secret(self._fleet.api, *place)
             self.secret = Referenced(*place, found.version)
             secret = found.data
-        self._source = open_source(
+        return open_source(
             spec,
             namespace=metadata.namespace,
             name=metadata.name,
@@ -120,7 +130,6 @@ class SourceReader:
             secret=secret,
             on_read=self._count,
         )
-        return as_taken(await self._source.resolve(), self.adapter.spec)
 
     def _count(self, amount: int) -> None:
         if self._source is not None:

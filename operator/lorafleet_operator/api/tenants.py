@@ -121,6 +121,12 @@ class Tenant(ApiModel):
         json_schema_extra=validations(rules.TENANT_SELECTOR, rules.NO_GUARANTEE_FOR_ALL)
     )
 
+    @property
+    def by_label(self) -> bool:
+        """Whether a namespace is the tenant's by its labels."""
+        selector = self.namespace_selector
+        return selector is not None and bool(selector.match_labels)
+
     @model_validator(mode="after")
     def _everybody(self) -> Self:
         if (self.name == EVERYBODY) == (self.namespace_selector is not None):

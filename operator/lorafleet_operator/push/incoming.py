@@ -61,6 +61,8 @@ class Incoming:
         self._taker = ThreadPoolExecutor(1, thread_name_prefix="pushed-order")
         self._broken = False  # something that came is not as promised: nothing counts from there on
         self.received_bytes = 0
+        self.on_count: Callable[[int], object] = lambda counted: None
+        """Told by a thread, each time, up to where the file is right: there lie the tensors that count."""
         self.missing: list[int] = []
         """Indexes of the tensors to be sent, in that order."""
 
@@ -128,6 +130,21 @@ class Incoming:
                 if count < len(part):
                     return part[count]
         return None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that are to be sent still."""
+        return self._left
+
+    def promised(self) -> list[Place]:
+        """Return where each tensor lies, or will; to be called before the first `write`."""
+        found, at = dict(self._places), self._end
+        found |= {d: Place(d, self._part.name, offset) for d, offset in self._brought.items()}
+        for index in self.missing:
+            digest = self._revision.digests[index]
+            found[digest] = Place(digest, self._part.name, at)
+            at += self._sizes[digest]
+        return [found.get(d) or Place(d, self._part.name, 0) for d in self._revision.digests]
 
     def write(self, tensor: int, offset: int, content: bytes | memoryview) -> None:
         """Take bytes of the tensor, and of the missing ones behind it as far as they reach.
@@ -215,6 +232,7 @@ class Incoming:
         for digest in digests:
             self._brought[digest] = self._end
             self._end += self._sizes[digest]
+        self.on_count(self._end)
 
     def commit(self) -> None:
         """Keep the revision. Raises TransferInterrupted while tensors are missing, DigestMismatch."""

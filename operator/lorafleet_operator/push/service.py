@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,8 @@ from lorafleet.v1alpha1 import push_pb2_grpc as pb_grpc
 from lorafleet_operator import metrics
 from lorafleet_operator.cluster import pushed_specs
 from lorafleet_operator.crashpoint import crash_at
-from lorafleet_operator.push import named, safe_point
+from lorafleet_operator.push import early, named, safe_point
+from lorafleet_operator.push.arriving import Arrival, ArrivingSource
 from lorafleet_operator.push.bell import Bell
 from lorafleet_operator.push.incoming import Incoming
 from lorafleet_operator.push.progress import status_of
@@ -39,7 +41,7 @@ from lorafleet_operator.sources.pushed import hex_of
 from lorafleet_operator.world import pool_engines
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from lorafleet_operator.cluster.reviews import Account
     from lorafleet_operator.fleet import Fleet
@@ -52,6 +54,19 @@ _LOG: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.05
 _START_LOOKS: Final = 120
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A push whose turn it is."""
+
+    key: str
+    revision: PushedRevision
+    body: dict[str, Any] | None
+    """Of the adapter, None if it is yet to be made."""
+    push: Mapping[str, Any]
+    """What its spec will say."""
+    arrival: Arrival = field(default_factory=Arrival)
 
 
 class PushService(pb_grpc.PushServiceServicer):
@@ -114,16 +129,19 @@ class PushService(pb_grpc.PushServiceServicer):
         key = f"{manifest.namespace}/{manifest.name}"
         push = {"revision": revision.revision, "step": manifest.step}
         body = await self._adapter(manifest, who, push)
+        coming = _Coming(key, revision, body, push)
         async with self._turns.alone(key, f"a push of step {manifest.step} by {who.user}"):
             try:
-                received = await self._bring(key, revision, context)
+                received = await self._bring(coming, context)
                 crash_at("push.kept")
                 committed = await self._name(manifest, revision, body, push)
+                coming.arrival.commit()
                 crash_at("push.named")
                 self._named[key] = f"{key}/{hex_of(revision.revision)}"
                 wanted = self._wanted()
                 await done(lambda: self._spool.settle(key, wanted))
             finally:
+                coming.arrival.end()
                 await done(lambda: self._spool.release(key))
         committed.received_bytes = received
         await say(context, committed=committed)
@@ -158,8 +176,9 @@ class PushService(pb_grpc.PushServiceServicer):
             await asyncio.sleep(_LOOK_SECONDS)
         raise EngineUnreachable("the operator has not read the whole cluster yet")
 
-    async def _bring(self, key: str, revision: PushedRevision, context: Any) -> int:
+    async def _bring(self, coming: _Coming, context: Any) -> int:
         """Have the revision in the spool; return how many bytes came for that."""
+        key, revision = coming.key, coming.revision
         if await done(lambda: self._spool.use_again(key, revision)):
             await say(context, accepted=pb.PushAccepted())
             await commit_comes(context)
@@ -169,14 +188,32 @@ class PushService(pb_grpc.PushServiceServicer):
             wanted = self._wanted()
             await done(lambda: incoming.open(wanted))
             await say(context, accepted=pb.PushAccepted(missing=incoming.missing, runs_on=True))
+            await self._send_on(incoming, coming)
             await self._receive(incoming, context)
             await done(incoming.commit)
+            coming.arrival.kept()
         except StagingFull:
             await done(incoming.discard)
             raise
         finally:
             await done(incoming.close)
         return incoming.received_bytes
+
+    async def _send_on(self, incoming: Incoming, coming: _Coming) -> None:
+        """Have the adapter's engines, if there are any, be sent what comes."""
+        if coming.body is None or not early.is_worth_it(incoming.missing_bytes, self._fleet):
+            return
+        places = await done(incoming.promised)
+        loop = asyncio.get_running_loop()
+        incoming.on_count = lambda at: loop.call_soon_threadsafe(coming.arrival.came, at)
+        source = ArrivingSource(
+            self._spool.folder(coming.key),
+            coming.revision,
+            places,
+            coming.arrival,
+            metrics.SOURCE_READ_BYTES.labels(ArrivingSource.kind).inc,
+        )
+        early.begin(coming.body, coming.push, source, coming.arrival, self._fleet)
 
     async def _receive(self, incoming: Incoming, context: Any) -> None:
         try:

@@ -15,7 +15,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from lorafleet.errors import PathNotAllowed, SourceNotFound, SourceUnavailable
 from lorafleet.header import parse_header
@@ -26,6 +26,7 @@ from lorafleet_operator.sources.bounds import checked_object_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from lorafleet.header import SafetensorsHeader
@@ -154,13 +155,15 @@ class PushedSource:
             ) from None
         except SourceNotFound as error:
             raise SourceNotFound(f"{self.uri}: {error}: push it again") from None
+        return self._content(header_bytes, config_bytes, places)
+
+    def _content(
+        self, header_bytes: bytes, config_bytes: bytes, places: list[Place]
+    ) -> ResolvedAdapter:
         header = parse_header(header_bytes)
         if len(places) != len(header.tensors):
             raise SourceNotFound(f"{self._revision} of {self.uri} is damaged: push it again")
-        blobs = {
-            file: PushedBlob(self._folder / "data" / file, self.uri, self._on_read)
-            for file in {place.file for place in places}
-        }
+        blobs = {file: self._blob(file) for file in {place.file for place in places}}
         return ResolvedAdapter(
             fingerprint=self._revision,
             header_bytes=header_bytes,
@@ -170,13 +173,16 @@ class PushedSource:
             uri=self.uri,
             segments=_segments(header, places, blobs),
             tensor_digests=tuple(place.digest for place in places),
-            cut_before=_borders(places, self._earlier(folder)),
+            cut_before=_borders(places, self._earlier()),
         )
 
-    def _earlier(self, folder: Path) -> list[Place]:
+    def _blob(self, file: str) -> PushedBlob:
+        return PushedBlob(self._folder / "data" / file, self.uri, self._on_read)
+
+    def _earlier(self) -> list[Place]:
         """Return the places of the newest other revision, which engines have if all goes well."""
         for other in newest_first(self._folder):
-            if other != folder:
+            if other.name != hex_of(self._revision):
                 with suppress(SourceNotFound):
                     return read_places(other)
         return []
@@ -235,7 +241,7 @@ class PushedBlob:
     def _read(self, offset: int, length: int) -> Buffer:
         into = bytearray(length)
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with self._open() as file:
                 done = 0
                 while done < length:
                     got = os.preadv(file.fileno(), [memoryview(into)[done:]], offset + done)
@@ -250,3 +256,6 @@ class PushedBlob:
             raise SourceUnavailable(f"{self._uri}: {self.name} gave {done} of {length} bytes")
         self._on_read(length)
         return into
+
+    def _open(self) -> AbstractContextManager[IO[bytes]]:
+        return self._path.open("rb", buffering=0)

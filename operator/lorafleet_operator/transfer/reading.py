@@ -70,6 +70,19 @@ class Reading:
                     self._coming.pop(each, None)
             yield index, self._held.pop(index)
 
+    async def confirm(self) -> None:
+        """Have the source confirm what was read of it: it may be no slower than with a read.
+
+        Raises what `payload.confirm` raises, and SourceUnavailable when that is too slow.
+        """
+        if self._payload.confirm is None:
+            return
+        confirming = asyncio.ensure_future(self._payload.confirm())
+        try:
+            await self._patience.wait(confirming, 0)
+        finally:
+            confirming.cancel()
+
     def keep(self, index: int, message: bytes) -> None:
         """Take back a message of which nobody knows whether it has arrived."""
         self._held[index] = message

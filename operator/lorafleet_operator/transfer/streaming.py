@@ -98,7 +98,7 @@ async def stage(
             for lane in lanes.values():
                 if lane.unfinished:
                     group.create_task(lane.send())
-            feed = group.create_task(_feed(payload, list(lanes.values()), reading))
+            feed = group.create_task(_feed(list(lanes.values()), reading))
         if (error := feed.result()) is not None:
             raise error
     finally:
@@ -109,7 +109,7 @@ async def stage(
     return found
 
 
-async def _feed(payload: Payload, lanes: list[_Lane], reading: Reading) -> Exception | None:
+async def _feed(lanes: list[_Lane], reading: Reading) -> Exception | None:
     """Hand the source's chunks to the lanes; return what broke the source.
 
     What was read by then still goes out, so that the next attempt need not send it again.
@@ -125,8 +125,8 @@ async def _feed(payload: Payload, lanes: list[_Lane], reading: Reading) -> Excep
                 if not any(lane.unfinished for lane in lanes):
                     reading.keep(index, message)
                     break  # nobody is left to read for
-        if payload.confirm is not None and any(lane.unfinished for lane in lanes):
-            await payload.confirm()
+        if any(lane.unfinished for lane in lanes):
+            await reading.confirm()
     except Exception as error:
         broke = error
         for lane in lanes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from lorafleet.errors import StagingFull
 from lorafleet.frames import ChunkFrame
 from lorafleet_sidecar.staging import ActiveStaging, Stagings
 from lorafleet_sidecar.store import RevisionStore
@@ -89,5 +91,33 @@ async def test_another_choice_of_the_same_file_does_not_go_on_where_the_last_one
         ids.append((name, staging.staging_id))
         await staging.end()
     assert ids[1][1] == ids[2][1] != ids[0][1]
+    await stagings.close()
+    store.close()
+
+
+async def test_what_a_break_left_gives_way_to_what_has_no_room_without_it(volume: Path) -> None:
+    first = ADAPTER
+    others = [replace(first, fingerprint=f"another {number}") for number in range(3)]
+    store = RevisionStore.open(volume, 4 << 20)  # two of them
+    store.set_holds(())
+    stagings = Stagings(store)
+
+    async def begin(adapter: SourceAdapter) -> ActiveStaging:
+        found = await stagings.begin(adapter.manifest().SerializeToString(), PROFILE)
+        assert isinstance(found, ActiveStaging)
+        await found.open()
+        return found
+
+    broken = await begin(first)
+    await broken.end()
+    going = await begin(others[0])
+    kept = {entry.fingerprint for entry in store.stagings()}
+    assert kept == {first.fingerprint, "another 0"}, "there is room for both"
+    more = await begin(others[1])
+    assert {entry.fingerprint for entry in store.stagings()} == {"another 0", "another 1"}
+    with pytest.raises(StagingFull):
+        await begin(others[2])
+    for each in (going, more):
+        await each.end()
     await stagings.close()
     store.close()

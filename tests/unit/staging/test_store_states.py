@@ -105,6 +105,16 @@ class StoreLife(RuleBasedStateMachine):
             assert outcome.digest in present
         kept = {info.digest for info in self.store.revisions()}
         assert not (present - kept) & (self.held | self.exported)
+        self.look_for_what_gave_way()
+
+    def look_for_what_gave_way(self) -> None:
+        """What broke off may go, all of it, for what has no room without."""
+        reserved = {entry.fingerprint for entry in self.store.stagings()}
+        broken = self.sent.keys() - self.active.keys()
+        gone = {number for number in broken if ADAPTERS[number].fingerprint not in reserved}
+        assert gone in (set(), broken)
+        for number in gone:
+            del self.sent[number]
 
     @precondition(lambda self: self.active)
     @rule(data=st.data(), count=st.integers(1, 20))

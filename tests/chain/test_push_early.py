@@ -1,0 +1,286 @@
+"""Engines are sent a push while it still comes in, and nothing of it counts before it has committed."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import httpx
+import pytest
+from kube_rest import KubeRest
+from operator_chain import BASE, CASES, Chain
+from prometheus_client.parser import text_string_to_metric_families
+from pushing import PUSH_RULES, BrokenOff, Content, Trainer, account, token
+from servers import free_port
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chain]
+ENGINE = "engine-0"
+RANK = 64
+SMALL = {"LORAFLEET_CHUNK_BYTES": str(64 << 10), "LORAFLEET_WINDOW_CHUNKS": "2"}
+SHARE = 0.3
+"""Of the bytes, which engines have before half of the tensors have come: read-ahead holds the rest."""
+
+
+@dataclass
+class Large(Content):
+    """A revision of a mebibyte in 28 tensors, of random numbers by its seed."""
+
+    @classmethod
+    def made(cls, seed: int) -> Large:
+        case = (CASES / "d01-plain-bf16" / "adapter_model.safetensors").read_bytes()
+        header = json.loads(case[8 : 8 + int.from_bytes(case[:8], "little")])
+        numbers = random.Random(seed)
+        names = [name for name in header if name != "__metadata__"]
+        shapes = {name: cls.shape(name, header[name]["shape"]) for name in names}
+        tensors = {
+            name: bytes(
+                each if at % 2 else each & 0x3F  # finite as bfloat16, whose high byte is second
+                for at, each in enumerate(numbers.randbytes(2 * rows * columns), 1)
+            )
+            for name, (rows, columns) in shapes.items()
+        }
+        return cls(tensors, BASE)
+
+    @staticmethod
+    def shape(name: str, small: list[int]) -> list[int]:
+        return [RANK, small[1]] if "lora_A" in name else [small[0], RANK]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.tensors.values()))
+
+    @property
+    def half(self) -> int:
+        return len(self.tensors) // 2
+
+    @property
+    def config(self) -> bytes:
+        found = json.loads((CASES / "d01-plain-bf16" / "adapter_config.json").read_text())
+        return json.dumps({**found, "r": RANK}).encode()
+
+    @property
+    def header(self) -> bytes:
+        entries, at = {}, 0
+        for name, data in self.tensors.items():
+            other = len(data) // 2 // RANK
+            shape = [RANK, other] if "lora_A" in name else [other, RANK]
+            entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + len(data)]}
+            at += len(data)
+        return json.dumps(entries).encode()
+
+
+class Scene:
+    """One engine, an operator that takes pushes, and an adapter that serves its first one."""
+
+    def __init__(self, chain: Chain, directory: Path) -> None:
+        self.chain = chain
+        self.address = f"127.0.0.1:{free_port()}"
+        self.settings = {
+            "LORAFLEET_PUSH_LISTEN": self.address,
+            "LORAFLEET_PUSH_DIR": str(directory / "pushed"),
+            **SMALL,
+        }
+        self.first = Large.made(0)
+
+    async def start(self, **settings: str) -> Trainer:
+        chain = self.chain
+        chain.start_engine(ENGINE, 0, "--profile", json.dumps({"max_lora_rank": RANK}))
+        chain.pool()
+        chain.start_operator(**self.settings, **settings)
+        with KubeRest(chain.kubeconfig) as kube:
+            account(kube, chain.namespace, "trainer", PUSH_RULES)
+            text = token(kube, chain.namespace, "trainer")
+        trainer = Trainer(self.address, text, chain.namespace, piece_bytes=64 << 10)
+        made = await trainer.push(self.first, 1)
+        await until(lambda: self.serves(made.revision))
+        assert self.received == self.first.size
+        return trainer
+
+    def serves(self, revision: str) -> bool:
+        return self.chain.ready("rl") and self.chain.status("rl").get("fingerprint") == revision
+
+    @property
+    def received(self) -> int:
+        return int(self.sidecar("lorafleet_sidecar_received_bytes_total"))
+
+    @property
+    def sent(self) -> int:
+        assert self.chain.operator is not None
+        url = self.chain.operator.metrics_url
+        return int(read(url, "lorafleet_operator_transfer_bytes_total"))
+
+    @property
+    def reserved(self) -> int:
+        return int(self.sidecar("lorafleet_sidecar_staging_bytes", state="reserved"))
+
+    @property
+    def in_use(self) -> int:
+        return int(self.sidecar("lorafleet_sidecar_staging_in_use_bytes"))
+
+    def sidecar(self, name: str, **labels: str) -> float:
+        return read(self.chain.sidecars[ENGINE].metrics_url, name, **labels)
+
+    def told(self) -> object:
+        """What people, engines and clients know of the adapter."""
+        chain, name = self.chain, f"{self.chain.namespace}/rl"
+        found = chain.get("rl")
+        answer = chain.answer(ENGINE, name)
+        assert answer
+        return (
+            found["spec"],
+            found["status"],
+            chain.loads(ENGINE),
+            chain.moves(ENGINE, name),
+            answer,
+        )
+
+
+def read(url: str, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(httpx.get(url, timeout=60).text)
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.fixture
+def scene(chain: Chain, tmp_path: Path) -> Scene:
+    return Scene(chain, tmp_path)
+
+
+async def test_what_comes_is_sent_on_at_once_and_counts_when_all_of_it_has_committed(
+    scene: Scene,
+) -> None:
+    trainer = await scene.start()
+    new, told, sent = Large.made(1), scene.told(), scene.sent
+    looked = 0
+
+    async def before(count: int) -> None:
+        nonlocal looked
+        if count in (new.half, len(new.tensors)):
+            share = SHARE if count == new.half else 1 - SHARE
+            await until(lambda: scene.sent - sent > share * new.size)
+            assert scene.sent - sent <= new.size * count / len(new.tensors) + (64 << 10)
+            assert scene.reserved >= new.size
+            assert scene.told() == told, "nothing is told or done before the commit"
+            looked += 1
+
+    made = await trainer.push(new, 2, before=before)
+    assert looked == 2
+    await until(lambda: scene.serves(made.revision))
+    assert scene.chain.loads(ENGINE) == 2
+    assert scene.received == scene.first.size + new.size, "it was sent once"
+    assert scene.reserved == 0
+
+
+async def test_of_a_trainer_that_dies_half_way_the_next_push_goes_on_and_nothing_leaks(
+    scene: Scene,
+) -> None:
+    trainer = await scene.start()
+    new, told, sent, in_use = Large.made(1), scene.told(), scene.sent, scene.in_use
+    with pytest.raises(BrokenOff):
+        await trainer.push(
+            new,
+            2,
+            stop_after=new.half,
+            arrived=lambda: scene.sent - sent > SHARE * new.size,
+        )
+    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    assert scene.told() == told
+    made = await trainer.push(new, 2)
+    await until(lambda: scene.serves(made.revision))
+    assert scene.received == scene.first.size + new.size, "it was sent once in all"
+    await until(lambda: (scene.reserved, scene.in_use) == (0, in_use))
+
+
+async def test_wrong_bytes_never_reach_an_engine_and_another_push_takes_the_place(
+    scene: Scene,
+) -> None:
+    scene.chain.arena_bytes = 4 << 20  # one that serves, one that comes
+    trainer = await scene.start()
+    new, told, sent = Large.made(1), scene.told(), scene.sent
+    wrong = Large.made(1)
+    name = list(wrong.tensors)[new.half]
+    wrong.tensors[name] = bytes(len(wrong.tensors[name]))
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+
+    with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has digest"):
+        await trainer.push(wrong, 2, tensor_digests=new.digests, before=before)
+    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    assert scene.received < scene.first.size + new.size * (new.half + 1) / len(new.tensors)
+    assert scene.told() == told
+    other = Large.made(2)
+    made = await trainer.push(other, 3)
+    await until(lambda: scene.serves(made.revision))
+    assert scene.reserved == 0
+
+
+async def test_an_operator_that_dies_half_way_is_followed_by_one_that_goes_on(
+    scene: Scene,
+) -> None:
+    trainer = await scene.start()
+    new, told, sent = Large.made(1), scene.told(), scene.sent
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            assert scene.chain.operator is not None
+            scene.chain.operator.process.kill()
+
+    with pytest.raises(grpc.aio.AioRpcError):
+        await trainer.push(new, 2, before=before)
+    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    scene.chain.start_operator(**scene.settings)
+    await until(lambda: scene.chain.ready("rl"))
+    assert scene.told() == told
+    made = await trainer.push(new, 2)
+    await until(lambda: scene.serves(made.revision))
+    assert scene.received == scene.first.size + new.size, "it was sent once in all"
+
+
+async def test_a_trainer_that_stands_still_holds_up_no_transfer(scene: Scene) -> None:
+    trainer = await scene.start(LORAFLEET_TRANSFERS="1")
+    new, sent = Large.made(1), scene.sent
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            scene.chain.adapter("other")
+            await until(lambda: scene.chain.ready("other"))
+
+    made = await trainer.push(new, 2, before=before)
+    await until(lambda: scene.serves(made.revision))
+
+
+async def test_an_adapter_that_is_paused_meanwhile_gets_nothing_more(scene: Scene) -> None:
+    trainer = await scene.start()
+    new, sent = Large.made(1), scene.sent
+    patch = {"metadata": {"annotations": {"lorafleet.dev/paused": "true"}}}
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            scene.chain.custom.patch_namespaced_custom_object(
+                *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", patch)
+            )
+            await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+
+    made = await trainer.push(new, 2, before=before)
+    patch["metadata"]["annotations"]["lorafleet.dev/paused"] = "false"
+    scene.chain.custom.patch_namespaced_custom_object(
+        *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", patch)
+    )
+    await until(lambda: scene.serves(made.revision))
+    assert scene.received == scene.first.size + new.size, "it was sent once in all"
