@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lorafleet.errors import SourceChanged
+from lorafleet.errors import SourceChanged, SourceUnavailable
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.settings import OperatorSettings
 from lorafleet_operator.transfer.fanout import chunk_step
@@ -126,3 +126,16 @@ async def test_a_source_that_gives_less_than_it_has_is_not_believed() -> None:
 def test_a_chunk_is_a_small_part_of_an_adapter_that_has_several(mib: int, kib: int) -> None:
     assert chunk_step(mib * MIB, OperatorSettings().chunk_bytes) == kib << 10
     assert chunk_step(mib * MIB, 64 << 10) == 64 << 10
+
+
+async def test_a_source_that_does_not_confirm_what_was_read_holds_no_place_either() -> None:
+    async def read(offset: int, length: int) -> bytes:
+        return bytes(length)
+
+    async def confirm() -> None:
+        await asyncio.Event().wait()
+
+    payload = Payload(pb.AdapterManifest(adapter="a/b"), PLAN, read, confirm)
+    limits = Limits(least_source_rate=1.0, patience_seconds=0.01, others_wait=lambda: True)
+    with pytest.raises(SourceUnavailable, match="others wait"):
+        await Reading(payload, limits).confirm()
