@@ -46,7 +46,7 @@ class Fields:
         self._position = 0
 
     def __iter__(self) -> Iterator[tuple[int, int, int | memoryview]]:
-        while self._position < len(self._raw):
+        while self.left:
             key = self._varint()
             field, kind = key >> 3, key & 7
             if not 1 <= field <= _MAX_FIELD:
@@ -61,10 +61,14 @@ class Fields:
             else:
                 raise TransferInterrupted(f"message has a field of wire type {kind}")
 
+    @property
+    def left(self) -> int:
+        """Bytes behind the fields that were read."""
+        return len(self._raw) - self._position
+
     def _take(self, size: int) -> memoryview:
-        left = len(self._raw) - self._position
-        if size > left:
-            raise TransferInterrupted(f"message promises {size} bytes, {left} are left")
+        if size > self.left:
+            raise TransferInterrupted(f"message promises {size} bytes, {self.left} are left")
         start, self._position = self._position, self._position + size
         return self._raw[start : self._position]
 

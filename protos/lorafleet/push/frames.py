@@ -7,6 +7,7 @@ raises TransferInterrupted.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     import grpc
 
 SERVICE: Final = "lorafleet.v1alpha1.PushService"
-_MEMBERS: Final = (1, 2, 3)  # of PushRequest: manifest, bytes, commit
-_BYTES_FIELD: Final = 2
+_BYTES_FIELD: Final = 2  # PushRequest.bytes
 _TENSOR, _OFFSET, _DATA = 1, 2, 3  # PushedBytes
 
 
@@ -52,18 +52,15 @@ def encode(tensor: int, offset: int, parts: Sequence[bytes | memoryview]) -> byt
 
 def decode(raw: bytes) -> Pushed | pb.PushRequest:
     """Return what a serialised PushRequest holds, or raise TransferInterrupted."""
-    members = [(f, value) for f, _, value in Fields(memoryview(raw)) if f in _MEMBERS]
-    if len(members) > 1:  # protobuf would merge or take the last: no sender of ours sends two
-        raise TransferInterrupted("message holds more than one member")
-    for field, body in members:
-        if not isinstance(body, memoryview):
-            raise TransferInterrupted(f"field {field} of the message is a number")
-        if field == _BYTES_FIELD:
-            return _pushed(body)
+    if (found := _as_encoded(memoryview(raw))) is not None:
+        return found
     try:
-        return pb.PushRequest.FromString(raw)
+        request = pb.PushRequest.FromString(raw)
     except DecodeError:
         raise TransferInterrupted("message is no PushRequest") from None
+    if request.WhichOneof("message") == "bytes":
+        return Pushed(request.bytes.tensor, request.bytes.offset, memoryview(request.bytes.data))
+    return request
 
 
 def stub_of(channel: grpc.Channel) -> pb_grpc.PushServiceStub:
@@ -81,15 +78,23 @@ def _encoded(request: bytes | pb.PushRequest) -> bytes:
     return request if isinstance(request, bytes) else request.SerializeToString()
 
 
-def _pushed(body: memoryview) -> Pushed:
-    tensor, offset, data = 0, 0, body[:0]
-    for field, kind, value in Fields(body):
+def _as_encoded(raw: memoryview) -> Pushed | None:
+    """Return what `encode` made; None for anything else, of which only the first few fields are read.
+
+    Millions of fields in one message would hold up everybody: those are protobuf's, in C.
+    """
+    message = Fields(raw)
+    field, _, body = next(iter(message), (0, 0, 0))
+    if field != _BYTES_FIELD or not isinstance(body, memoryview) or message.left:
+        return None
+    content, tensor, offset, data = Fields(body), 0, 0, body[:0]
+    for field, kind, value in islice(content, 3):
         if field == _TENSOR and kind == VARINT and isinstance(value, int):
             tensor = value
         elif field == _OFFSET and kind == VARINT and isinstance(value, int):
             offset = value
-        elif field == _DATA and kind == BYTES and isinstance(value, memoryview):
+        elif field == _DATA and isinstance(value, memoryview):
             data = value
-        elif field in (_TENSOR, _OFFSET, _DATA):
-            raise TransferInterrupted(f"field {field} of the bytes has wire type {kind}")
-    return Pushed(tensor, offset, data)
+        else:
+            return None
+    return None if content.left else Pushed(tensor, offset, data)
