@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from lorafleet.errors import TransferInterrupted
@@ -14,6 +15,8 @@ FIXED64 = 1
 BYTES = 2
 FIXED32 = 5
 _MAX_FIELD = (1 << 29) - 1
+_MOST_FIELDS = 64
+"""Of one message, those of later versions among them: each takes microseconds of an event loop."""
 _MAX_UINT64 = (1 << 64) - 1
 
 
@@ -38,7 +41,7 @@ class Fields:
     """The fields of one message, in order: (field, wire type, value).
 
     Values of length-delimited fields are views; groups are refused. Raises
-    TransferInterrupted for a truncated message and for lengths beyond the buffer.
+    TransferInterrupted for a truncated message, for lengths beyond the buffer and for too many.
     """
 
     def __init__(self, raw: memoryview) -> None:
@@ -46,7 +49,11 @@ class Fields:
         self._position = 0
 
     def __iter__(self) -> Iterator[tuple[int, int, int | memoryview]]:
-        while self.left:
+        for number in count(1):
+            if not self.left:
+                return
+            if number > _MOST_FIELDS:
+                raise TransferInterrupted(f"message has more than {_MOST_FIELDS} fields")
             key = self._varint()
             field, kind = key >> 3, key & 7
             if not 1 <= field <= _MAX_FIELD:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lorafleet.errors import TransferInterrupted
 from lorafleet.frames import (
     SEND_CHUNK_FIELD,
+    STAGE_CHUNK_FIELD,
     ChunkFrame,
     CommitFrame,
     ManifestFrame,
@@ -20,6 +23,10 @@ from lorafleet.frames import (
     encode_staging_id,
 )
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
+from lorafleet.wire import BYTES, Fields, field_key, varint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 UINT64, UINT32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 
@@ -138,3 +145,19 @@ def outcome(decode: object, raw: bytes) -> object:
 def test_an_offset_outside_uint64_is_a_programming_error(offset: int) -> None:
     with pytest.raises(ValueError, match="is no uint64"):
         encode_chunk(offset, 0, b"")
+
+
+@pytest.mark.parametrize("field", [b"\x08\x01", b"\xa0\x06\x01"])
+@pytest.mark.parametrize("decode", [decode_stage_request, decode_send_request])
+def test_a_million_fields_are_not_read(
+    decode: Callable[[bytes], object], field: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    whole = Fields._varint
+    monkeypatch.setattr(Fields, "_varint", lambda self: read.append(1) or whole(self))
+    many = field * 1_000_000
+    inside = field_key(STAGE_CHUNK_FIELD, BYTES) + varint(len(many)) + many
+    for raw in (many, inside):
+        with pytest.raises(TransferInterrupted):
+            decode(raw)
+    assert len(read) < 500
