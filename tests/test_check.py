@@ -139,7 +139,11 @@ def interrupted(
 ) -> subprocess.CompletedProcess[str]:
     """Run a check of LASTS that gets a signal while its server runs; that is gone afterwards."""
     checking = subprocess.Popen(
-        command,
+        [
+            "env",
+            "--default-signal",
+            *command,
+        ],  # under nohup some are ignored, and a shell has to, too
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,
