@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 ENGINE = "engine-0"
 RANK = 64
 SMALL = {"LORAFLEET_CHUNK_BYTES": str(64 << 10), "LORAFLEET_WINDOW_CHUNKS": "2"}
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 SHARE = 0.3
 """Of the bytes, which engines have before half of the tensors have come: read-ahead holds the rest."""
 
@@ -284,3 +285,19 @@ async def test_an_adapter_that_is_paused_meanwhile_gets_nothing_more(scene: Scen
     )
     await until(lambda: scene.serves(made.revision))
     assert scene.received == scene.first.size + new.size, "it was sent once in all"
+
+
+async def test_an_adapter_that_people_have_applied_is_sent_what_comes_too(scene: Scene) -> None:
+    trainer = await scene.start()
+    new, sent = Large.made(1), scene.sent
+    applied = {"metadata": {"annotations": {APPLIED: "{}"}}}
+    scene.chain.custom.patch_namespaced_custom_object(
+        *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", applied)
+    )
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size, 20)
+
+    made = await trainer.push(new, 2, before=before)
+    await until(lambda: scene.serves(made.revision))

@@ -57,8 +57,14 @@ def begin(
     arrival: Arrival,
     fleet: Fleet,
 ) -> None:
-    """Begin to send what comes; `push` is what the spec of the adapter (`body`) will say."""
-    body = fleet.bodies.newest(body)
+    """Begin to send what comes; `push` is what the spec of the adapter (`body`) will say.
+
+    Compared with what is kept of bodies, which is not all that the API server says.
+    """
+    known = fleet.bodies.get(body["metadata"]["uid"])
+    if known is None:
+        return  # the watch has yet to bring it
+    body = known
     source_of = {**body["spec"]["source"], "push": dict(push)}
     try:
         adapter = LoRAAdapter.model_validate(
