@@ -33,13 +33,13 @@ class Bodies:
         if uid in self._kept and version <= self._kept[uid][0]:
             return False
         self._kept[uid] = (version, _packed(body))
-        for listener in self._listening.get(uid, ()):
-            listener()
+        self._tell(uid)
         return True
 
     @contextmanager
     def told(self, uid: str, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` for each newer body of the object, as long as the block runs."""
+        """Call `listener` for each newer body of the object and when that is forgotten, as long as
+        the block runs."""
         listening = self._listening.setdefault(uid, [])
         listening.append(listener)
         try:
@@ -68,7 +68,12 @@ class Bodies:
 
     def drop(self, uid: str) -> None:
         """Forget an object."""
-        self._kept.pop(uid, None)
+        if self._kept.pop(uid, None) is not None:
+            self._tell(uid)
+
+    def _tell(self, uid: str) -> None:
+        for listener in self._listening.get(uid, ()):
+            listener()
 
 
 def version_of(body: Mapping[str, Any]) -> int:

@@ -65,10 +65,14 @@ class Arrival:
         """Wait for the commit. Raises SourceUnavailable when there is none."""
         await self._until(lambda: self._committed)
 
+    def check_goes_on(self) -> None:
+        """Raise SourceUnavailable when the push is over."""
+        if self._over:
+            raise SourceUnavailable("the push is over")
+
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
-            if self._over:
-                raise SourceUnavailable("the push has broken off")
+            self.check_goes_on()
             await self._moved.wait()
 
     def _move(self) -> None:
@@ -102,8 +106,13 @@ class ArrivingSource(PushedSource):
         self._blobs: list[_ArrivingBlob] = []
 
     async def resolve(self) -> ResolvedAdapter:
-        """Return the revision; most of it may have yet to come."""
+        """Return the revision; most of it may have yet to come.
+
+        Raises SourceUnavailable when the push is over: then the file may be that of another by now,
+        whose tensors lie elsewhere.
+        """
         content: ResolvedAdapter = await done(self._read)
+        self._arrival.check_goes_on()
         return replace(content, checks=(self._arrival.committed,))
 
     async def aclose(self) -> None:

@@ -137,11 +137,14 @@ class Incoming:
         return self._left
 
     def promised(self) -> list[Place]:
-        """Return where each tensor lies, or will; to be called before the first `write`."""
+        """Return where each tensor lies, or will; to be called before the first `write`.
+
+        One that moves counts where it comes to: there it is known to be right.
+        """
         found, at = dict(self._places), self._end
         found |= {d: Place(d, self._part.name, offset) for d, offset in self._brought.items()}
-        for index in self.missing:
-            digest = self._revision.digests[index]
+        moving = [digest for digest in self._moving if digest not in self._brought]
+        for digest in (*(self._revision.digests[each] for each in self.missing), *moving):
             found[digest] = Place(digest, self._part.name, at)
             at += self._sizes[digest]
         return [found.get(d) or Place(d, self._part.name, 0) for d in self._revision.digests]
