@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 
+from lorafleet_sidecar.allocator import Allocator
 from lorafleet_sidecar.changes import Changes
 from lorafleet_sidecar.desired import GPU
 from lorafleet_sidecar.observed import Health
@@ -99,7 +100,7 @@ def build_inventory(
             used_bytes=usage.used,
             reserved_bytes=usage.reserved,
             in_use_bytes=usage.in_use,
-            largest_free_bytes=usage.largest_free,
+            largest_free_bytes=_largest_piece(store) if store.broken else usage.largest_free,
         ),
     )
     if engine.profile is not None:
@@ -120,6 +121,16 @@ def build_inventory(
     if engine.health is Health.STOCK:
         inventory.loaded.extend(_prepared_files(store, desired))
     return inventory
+
+
+def _largest_piece(store: RevisionStore) -> int:
+    """Return the bytes that a transfer finds in one piece once what broken ones left has given way."""
+    room = Allocator(store.usage().limit)
+    broken = {each.extent for each in store.stagings() if each.staging_id in store.broken}
+    for extent in store.extents():
+        if extent not in broken:
+            room.take(extent)
+    return room.largest_free()
 
 
 def _asleep(engine: ObservedEngine, desired: Desired) -> Iterator[pb.LoadedAdapter]:

@@ -108,9 +108,8 @@ class Stagings:
         except BaseException:
             del self._active[fingerprint]
             raise
-        timer = self._expiry.pop(entry.staging_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._go_on(entry)
+        self.store.changes.notify()
         return staging
 
     def _hang_up(self, stream: Incoming | None) -> None:
@@ -119,9 +118,18 @@ class Stagings:
             stream.hang_up()
 
     def expire_later(self, entry: StagingEntry) -> None:
-        """Free the reservation of `entry` unless it is resumed in time."""
+        """Free the reservation of `entry` unless it is resumed in time, or before if it has to give way."""
         loop = asyncio.get_running_loop()
         self._expiry[entry.staging_id] = loop.call_later(self._ttl, self._expire, entry)
+        self.store.broken.add(entry.staging_id)
+        self.store.changes.notify()
+
+    def _go_on(self, entry: StagingEntry) -> None:
+        """Take back `expire_later`."""
+        self.store.broken.discard(entry.staging_id)
+        timer = self._expiry.pop(entry.staging_id, None)
+        if timer is not None:
+            timer.cancel()
 
     def ended(self, entry: StagingEntry) -> None:
         """Let another stream stage the fingerprint of `entry`."""
@@ -179,9 +187,7 @@ class Stagings:
             self._forget(entry)
 
     def _forget(self, entry: StagingEntry) -> None:
-        timer = self._expiry.pop(entry.staging_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._go_on(entry)
         self.store.discard(entry.staging_id)
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_SOURCES = 64
-"""Fingerprints kept of one content: a source that is written again and again has many. One that
-is forgotten is sent once more."""
+"""Fingerprints kept of one content, which may have many; one that is forgotten is sent once more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,7 @@ class RevisionStore:
             self._room.take(extent)
         self._holds: set[str] | None = None  # None: not told yet, all are held
         self.kept: set[str] = set()  # wanted back perhaps: evicted after all that is not
+        self.broken: set[str] = set()  # stagings that nobody goes on with: they give way
         self._lent: Counter[str] = Counter()  # being sent to neighbours
         self._plain_lock = asyncio.Lock()
         self._plain_work: set[asyncio.Future[Any]] = set()

@@ -301,3 +301,22 @@ async def test_an_adapter_that_people_have_applied_is_sent_what_comes_too(scene:
 
     made = await trainer.push(new, 2, before=before)
     await until(lambda: scene.serves(made.revision))
+
+
+async def test_what_a_trainer_that_died_has_left_gives_way_to_an_adapter_that_comes(
+    scene: Scene,
+) -> None:
+    scene.chain.arena_bytes = 6 << 20  # for three
+    trainer = await scene.start()
+    new, sent = Large.made(1), scene.sent
+    with pytest.raises(BrokenOff):
+        await trainer.push(
+            new,
+            2,
+            stop_after=new.half,
+            arrived=lambda: scene.sent - sent > SHARE * new.size,
+        )
+    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    for name, case in (("one", "d01-plain-bf16"), ("another", "d02-all-fp32")):
+        scene.chain.adapter(name, case)
+        await until(lambda name=name: scene.chain.ready(name), 30)  # type: ignore[misc]
