@@ -1,7 +1,8 @@
 """Pushes that engines are sent while they still come in: one transfer for each, which a pass joins.
 
 It spares time and decides nothing. Who wants the same content waits for the end of such a transfer
-and goes on from what the engines say then; whatever became of it, they keep what has arrived.
+and goes on from what the engines say then; whatever became of it, they keep what has arrived, until
+that has to give way. What is still coming ends when others need the room that is kept for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Content(NamedTuple):
     uid: str
     """Of the adapter."""
     fingerprint: str
+    pool: str
+    """`<namespace>/<name>`."""
 
 
 class _Transfer:
@@ -82,6 +85,16 @@ class Ahead:
         if found:
             await asyncio.wait([each.task for each in found])
         return bool(found)
+
+    def give_way(self, pool: str) -> bool:
+        """End what is still coming for a pool, whose room others need; return whether there was any.
+
+        The sidecars hear of it in a moment, and count the room as free.
+        """
+        ending = [each for each in self._going if each.content.pool == pool and not each.whole()]
+        for each in ending:
+            each.task.cancel()
+        return bool(ending)
 
     async def close(self) -> None:
         """End all."""

@@ -66,7 +66,8 @@ async def stage(
         return
     if (facts.size_bytes or 0) >= _NOTICEABLE_BYTES:
         await announce()
-    if await fleet.ahead.over(Content(facts.adapter.metadata.uid, facts.fingerprint)):
+    adapter = facts.adapter
+    if await fleet.ahead.over(Content(adapter.metadata.uid, facts.fingerprint, adapter.pool_key)):
         await _look_again(facts, fleet, lacking.get(facts.fingerprint, ()))
         lacking = to_send(facts, fleet)
         if not lacking:
@@ -334,7 +335,8 @@ def _note(
     """Keep what went wrong on one engine with the content that it was to have."""
     metadata, view = facts.adapter.metadata, facts.view(uid)
     about = (metadata.uid, view.instance, metadata.generation, content)
-    if isinstance(error, StagingFull) and facts.may_make_room(view):
+    comes = isinstance(error, StagingFull) and fleet.ahead.give_way(facts.adapter.pool_key)
+    if isinstance(error, StagingFull) and facts.may_make_room(view) and not comes:
         facts.full[uid] = error  # its turn to unload the old revision comes
         return
     facts.troubles[uid] = error

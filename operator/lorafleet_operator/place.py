@@ -14,6 +14,7 @@ from lorafleet_operator.placement import (
     Policy,
     blocked,
     displaced_from,
+    lacks_piece,
     over_quota_on,
     wanted,
 )
@@ -82,6 +83,8 @@ def place(facts: Facts, fleet: Fleet) -> None:
         guests=entry.guests,
         gone_names=gone,
     )
+    if facts.placed.blocked is not None and lacks_piece(planner.plan, entry):
+        fleet.ahead.give_way(pool.key)
 
 
 def stays_in_place(facts: Facts, fleet: Fleet) -> bool:

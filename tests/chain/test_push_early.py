@@ -320,3 +320,39 @@ async def test_what_a_trainer_that_died_has_left_gives_way_to_an_adapter_that_co
     for name, case in (("one", "d01-plain-bf16"), ("another", "d02-all-fp32")):
         scene.chain.adapter(name, case)
         await until(lambda name=name: scene.chain.ready(name), 30)  # type: ignore[misc]
+
+
+async def test_what_comes_gives_way_to_an_adapter_that_comes_and_finds_no_room(
+    scene: Scene,
+) -> None:
+    scene.chain.arena_bytes = 6 << 20  # for three
+    trainer = await scene.start()
+    new, sent = Large.made(1), scene.sent
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            for name, case in (("one", "d01-plain-bf16"), ("another", "d02-all-fp32")):
+                scene.chain.adapter(name, case)
+                await until(lambda name=name: scene.chain.ready(name), 30)  # type: ignore[misc]
+            scene.chain.delete("loraadapters", "another")
+
+    made = await trainer.push(new, 2, before=before)
+    await until(lambda: scene.serves(made.revision))
+
+
+async def test_what_comes_gives_way_to_an_update_that_finds_no_room(scene: Scene) -> None:
+    scene.chain.arena_bytes = 6 << 20  # for three
+    trainer = await scene.start()
+    scene.chain.adapter("one")
+    await until(lambda: scene.chain.ready("one"))
+    new, sent, old = Large.made(1), scene.sent, scene.chain.ready("one")
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            scene.chain.put_source("one", "d02-all-fp32")
+            await until(lambda: scene.chain.ready("one", old), 30)
+
+    made = await trainer.push(new, 2, before=before)
+    await until(lambda: scene.serves(made.revision))

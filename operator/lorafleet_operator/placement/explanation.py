@@ -197,6 +197,16 @@ _LASTING: Final = frozenset(
 )
 
 
+def lacks_piece(planner: Planner, entry: Entry) -> bool:
+    """Return whether an engine has room for the adapter but for what else its arena holds now."""
+    carriers, chosen = planner.board.carriers, entry.chosen
+    return any(
+        carrier.lacks(entry.demand, held=False) is Shortage.PIECE
+        for name, carrier in carriers.items()
+        if name not in chosen
+    )
+
+
 def _nowhere(planner: Planner, entry: Entry) -> bool:
     """Return whether every engine lacks for good what the adapter needs: no request would help."""
     kinds = planner.board.kinds.values()

@@ -76,7 +76,7 @@ def begin(
     facts.fingerprint = fingerprint_as_taken(str(push["revision"]), adapter.spec)
     fleet.ahead.begin(
         adapter.key,
-        Content(adapter.metadata.uid, facts.fingerprint),
+        Content(adapter.metadata.uid, facts.fingerprint, adapter.pool_key),
         partial(_send, facts, body, source, fleet),
         lambda: arrival.whole,
     )

@@ -12,7 +12,7 @@ from lorafleet_operator.wake import Wakeups
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-ONE, NEXT = Content("uid", "one"), Content("uid", "next")
+ONE, NEXT = Content("uid", "one", "team/pool"), Content("uid", "next", "team/pool")
 
 
 class Work:
@@ -39,7 +39,7 @@ async def test_a_pass_waits_for_what_it_wants_itself_and_for_nothing_else() -> N
     ahead, work = Ahead(Wakeups()), Work()
     work.begin(ahead, ONE)
     assert not await ahead.over(NEXT)
-    assert not await ahead.over(Content("another", "one"))
+    assert not await ahead.over(Content("another", "one", "team/other"))
     waiting = asyncio.create_task(ahead.over(ONE))
     await work.began.wait()
     assert not waiting.done()
@@ -74,11 +74,16 @@ async def _interrupt(_: Ahead, wakeups: Wakeups) -> None:
     wakeups.interrupt("team/rl")
 
 
+async def _give_way(ahead: Ahead, _: Wakeups) -> None:
+    assert not ahead.give_way("team/other")
+    assert ahead.give_way("team/pool")
+
+
 async def _close(ahead: Ahead, _: Wakeups) -> None:
     await ahead.close()
 
 
-@pytest.mark.parametrize("end", [_pass, _cut, _interrupt, _close])
+@pytest.mark.parametrize("end", [_pass, _cut, _interrupt, _give_way, _close])
 async def test_what_is_still_coming_ends(
     end: Callable[[Ahead, Wakeups], Coroutine[None, None, None]],
 ) -> None:
@@ -99,7 +104,7 @@ async def test_those_of_one_adapter_follow_one_another_whatever_became_of_the_fi
     first, second, other = Work(), Work(), Work()
     task = first.begin(ahead, ONE)
     second.begin(ahead, NEXT)
-    other.begin(ahead, Content("another", "one"))
+    other.begin(ahead, Content("another", "one", "team/other"))
     await first.began.wait()
     await other.began.wait()
     assert not second.began.is_set()
