@@ -76,9 +76,10 @@ class Ahead:
     async def over(self, content: Content) -> bool:
         """Return when nobody sends the content any more, and whether anybody did.
 
-        What is still coming is not waited for: that transfer ends.
+        Sidecars take the same content of one sender at a time, of whichever adapter it is. What is
+        still coming is not waited for: that transfer ends.
         """
-        found = [each for each in self._going if each.content == content]
+        found = [each for each in self._going if each.content[1:] == content[1:]]
         for each in found:
             if not each.whole():
                 each.task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -353,6 +353,23 @@ async def test_what_comes_gives_way_to_an_update_that_finds_no_room(scene: Scene
             await until(lambda: scene.sent - sent > SHARE * new.size)
             scene.chain.put_source("one", "d02-all-fp32")
             await until(lambda: scene.chain.ready("one", old), 30)
+
+    made = await trainer.push(new, 2, before=before)
+    await until(lambda: scene.serves(made.revision))
+
+
+async def test_who_wants_the_same_content_need_not_wait_for_a_trainer_that_stands_still(
+    scene: Scene,
+) -> None:
+    trainer = await scene.start()
+    other = replace(trainer, name="other")
+    new, sent = Large.made(1), scene.sent
+
+    async def before(count: int) -> None:
+        if count == new.half:
+            await until(lambda: scene.sent - sent > SHARE * new.size)
+            await other.push(new, 1)
+            await until(lambda: scene.chain.ready("other"), 30)
 
     made = await trainer.push(new, 2, before=before)
     await until(lambda: scene.serves(made.revision))

@@ -66,6 +66,10 @@ async def _pass(ahead: Ahead, _: Wakeups) -> None:
     assert await ahead.over(ONE)
 
 
+async def _pass_of_another(ahead: Ahead, _: Wakeups) -> None:
+    assert await ahead.over(ONE._replace(uid="another"))
+
+
 async def _cut(_: Ahead, wakeups: Wakeups) -> None:
     wakeups.cut("team/rl")
 
@@ -83,7 +87,7 @@ async def _close(ahead: Ahead, _: Wakeups) -> None:
     await ahead.close()
 
 
-@pytest.mark.parametrize("end", [_pass, _cut, _interrupt, _give_way, _close])
+@pytest.mark.parametrize("end", [_pass, _pass_of_another, _cut, _interrupt, _give_way, _close])
 async def test_what_is_still_coming_ends(
     end: Callable[[Ahead, Wakeups], Coroutine[None, None, None]],
 ) -> None:
