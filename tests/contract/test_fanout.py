@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fanout_rig import CHUNK, CountedSource, pool, slow_link
-from lorafleet.errors import EngineUnreachable, LorafleetError
+from lorafleet.errors import EngineUnreachable, LorafleetError, StagingBusy
 from lorafleet.v1alpha1 import sidecar_pb2 as pb
 from lorafleet_operator.transfer.client import SidecarClient
 from lorafleet_operator.transfer.fanout import fill, spread
@@ -17,8 +18,10 @@ from staging_builders import source_adapter
 from waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from lorafleet_operator.transfer.fanout import Target
     from staging_builders import SourceAdapter
 
 LIMITS = Limits(window_chunks=4, stall_seconds=60, commit_seconds=60)
@@ -139,6 +142,18 @@ async def test_what_is_being_sent_to_a_neighbour_is_not_evicted(volume: Path) ->
         assert store.drop(digest)
 
 
+async def spread_when_free(
+    source: CountedSource, targets: Mapping[str, Target]
+) -> dict[str, pb.StagedRevision | LorafleetError]:
+    """Spread once those who were being filled have noticed that nobody fills them any more."""
+    async with asyncio.timeout(60):
+        while True:
+            results = await spread(source.payload(), targets, LIMITS)
+            if not any(isinstance(each, StagingBusy) for each in results.values()):
+                return results
+            await asyncio.sleep(0.05)
+
+
 async def test_a_neighbour_that_dies_while_it_fills_others_leaves_them_what_it_sent(
     volume: Path,
 ) -> None:
@@ -149,7 +164,7 @@ async def test_a_neighbour_that_dies_while_it_fills_others_leaves_them_what_it_s
         digest = revision_of(staged["pod-0"]).digest
         broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 60)
         assert all(isinstance(error, EngineUnreachable) for error in broken.values())
-        results = await spread(source.payload(), engines.targets, LIMITS)
+        results = await spread_when_free(source, engines.targets)
         assert {revision_of(result).digest for result in results.values()} == {digest}
 
 
@@ -165,7 +180,7 @@ async def test_a_neighbour_that_freezes_while_it_fills_others_is_not_waited_for(
         engines.mortal.send_signal(signal.SIGSTOP)
         broken = await fill(order(digest), donor["pod-0"].client, engines.targets, 3600)
         assert all("no sign of life" in str(error) for error in broken.values())
-        results = await spread(source.payload(), engines.targets, LIMITS)
+        results = await spread_when_free(source, engines.targets)
         assert {revision_of(result).digest for result in results.values()} == {digest}
         engines.mortal.kill()
 

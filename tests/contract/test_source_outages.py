@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from known_fleet import Sleeper
-from lorafleet_operator import orders
+from lorafleet_operator import outgoing
 from lorafleet_operator.api.names import ANNOTATION_PAUSED
 from lorafleet_operator.fair import FairPlaces
 from lorafleet_operator.rounds import Outcome, Rounds
@@ -222,7 +222,7 @@ class Drip:
 async def test_a_slow_source_leaves_its_place_when_another_waits_and_goes_on_from_there_later(
     volume: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.5))
+    monkeypatch.setattr(outgoing, "Limits", partial(Limits, patience_seconds=0.5))
     async with Rig(volume / "a", pod_uid="u0") as a, operator(tmp_path, a) as op:
         op.fleet.settings = replace(op.fleet.settings, chunk_bytes=1 << 16)
         op.fleet.transfers = FairPlaces(2, each=1)
@@ -265,7 +265,7 @@ async def apply_while_another_waits(op: Operator, made: LoRAAdapter) -> LoRAAdap
 async def test_a_slow_source_that_is_read_from_its_beginning_each_time_comes_to_its_end(
     volume: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "Limits", partial(Limits, patience_seconds=0.1))
+    monkeypatch.setattr(outgoing, "Limits", partial(Limits, patience_seconds=0.1))
     files = {
         f.name: f.read_bytes() for f in wider(CASES / "d01-plain-bf16", tmp_path / "w").iterdir()
     }
