@@ -139,8 +139,8 @@ class Chain:
         found = self.full_condition(name, type_, plural)
         return found.get("status", ""), found.get("reason", "")
 
-    def ready(self, name: str, *others: str) -> str:
-        """Return the digest of what is served as wanted, "" while it is not or is one of `others`.
+    def ready(self, name: str, *others: str) -> bool:
+        """Whether an adapter says that it is served as wanted, and that this is none of `others`.
 
         By one look: of two, the second may be at what a pass has begun in between.
         """
@@ -148,8 +148,7 @@ class Chain:
         said = {
             each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])
         }
-        digest: str = status.get("digest", "")
-        return digest if said.get("Ready") == ("True", "Ready") and digest not in others else ""
+        return said.get("Ready") == ("True", "Ready") and status.get("digest", "") not in others
 
     def full_condition(self, name: str, type_: str, plural: str = "loraadapters") -> dict[str, Any]:
         conditions = self.status(name, plural).get("conditions", [])
