@@ -105,7 +105,7 @@ class Scene:
         return trainer
 
     def serves(self, revision: str) -> bool:
-        return self.chain.ready("rl") and self.chain.status("rl").get("fingerprint") == revision
+        return self.chain.status("rl").get("fingerprint") == revision and self.chain.ready("rl")
 
     @property
     def received(self) -> int:
@@ -346,7 +346,7 @@ async def test_what_comes_gives_way_to_an_update_that_finds_no_room(scene: Scene
     trainer = await scene.start()
     scene.chain.adapter("one")
     await until(lambda: scene.chain.ready("one"))
-    new, sent, old = Large.made(1), scene.sent, scene.chain.ready("one")
+    new, sent, old = Large.made(1), scene.sent, scene.chain.status("one")["digest"]
 
     async def before(count: int) -> None:
         if count == new.half:
