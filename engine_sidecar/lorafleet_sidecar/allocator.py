@@ -34,9 +34,12 @@ class Extent:
 class Allocator:
     """The taken extents of an arena of `limit` bytes, in order of their offsets."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, taken: Iterable[Extent] = ()) -> None:
+        """Raises ValueError for what `take` refuses."""
         self.limit = limit - limit % ALIGNMENT
         self._taken: list[Extent] = []
+        for extent in taken:
+            self.take(extent)
 
     def holes(self) -> Iterator[Extent]:
         """Yield the free ranges from low to high."""
@@ -96,9 +99,7 @@ def choose_victims(
     already, None if freeing all of them would not help.
     """
     order = list(evictable)
-    room = Allocator(limit)
-    for extent in [*kept, *order]:
-        room.take(extent)
+    room = Allocator(limit, [*kept, *order])
     wanted = aligned(max(size, 1))
     for freed in range(len(order) + 1):
         if freed:
@@ -124,10 +125,7 @@ def find_room(
     victims = choose_victims(limit, kept, evictable, size)
     if victims is None:
         return None
-    trial = Allocator(limit)
-    for extent in taken:
-        if extent not in victims:
-            trial.take(extent)
+    trial = Allocator(limit, (extent for extent in taken if extent not in victims))
     chosen = trial.allocate(size)
     assert chosen is not None  # choose_victims found the hole
     return chosen, victims

@@ -133,9 +133,7 @@ def parse(content: bytes, limit: int) -> IndexState:
             published=body["published"],
             uses=body["uses"],
         )
-        room = Allocator(limit)
-        for extent in state.extents():
-            room.take(extent)
+        Allocator(limit, state.extents())  # refuses extents that overlap or stick out
     except IndexDamaged:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

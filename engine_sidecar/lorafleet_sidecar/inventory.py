@@ -125,12 +125,9 @@ def build_inventory(
 
 def _largest_piece(store: RevisionStore) -> int:
     """Return the bytes that a transfer finds in one piece once what broken ones left has given way."""
-    room = Allocator(store.usage().limit)
     broken = {each.extent for each in store.stagings() if each.staging_id in store.broken}
-    for extent in store.extents():
-        if extent not in broken:
-            room.take(extent)
-    return room.largest_free()
+    taken = (extent for extent in store.extents() if extent not in broken)
+    return Allocator(store.usage().limit, taken).largest_free()
 
 
 def _asleep(engine: ObservedEngine, desired: Desired) -> Iterator[pb.LoadedAdapter]:

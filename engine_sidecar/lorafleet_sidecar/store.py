@@ -69,9 +69,7 @@ class RevisionStore:
         self.arena = arena
         self.changes = Changes()
         self._state = state
-        self._room = Allocator(arena.size)
-        for extent in state.extents():
-            self._room.take(extent)
+        self._room = Allocator(arena.size, state.extents())
         self._holds: set[str] | None = None  # None: not told yet, all are held
         self.kept: set[str] = set()  # wanted back perhaps: evicted after all that is not
         self.broken: set[str] = set()  # stagings that nobody goes on with: they give way

@@ -79,7 +79,8 @@ class Ahead:
         Sidecars take the same content of one sender at a time, of whichever adapter it is. What is
         still coming is not waited for: that transfer ends.
         """
-        found = [each for each in self._going if each.content[1:] == content[1:]]
+        wanted = content._replace(uid="")
+        found = [each for each in self._going if each.content._replace(uid="") == wanted]
         for each in found:
             if not each.whole():
                 each.task.cancel()

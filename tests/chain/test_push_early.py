@@ -18,12 +18,14 @@ from servers import free_port
 from waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chain]
 ENGINE = "engine-0"
 RANK = 64
 SMALL = {"LORAFLEET_CHUNK_BYTES": str(64 << 10), "LORAFLEET_WINDOW_CHUNKS": "2"}
+TWO = (("one", "d01-plain-bf16"), ("another", "d02-all-fp32"))
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 SHARE = 0.3
 """Of the bytes, which engines have before half of the tensors have come: read-ahead holds the rest."""
@@ -107,6 +109,43 @@ class Scene:
     def serves(self, revision: str) -> bool:
         return self.chain.status("rl").get("fingerprint") == revision and self.chain.ready("rl")
 
+    def at_half(
+        self,
+        new: Large,
+        then: Callable[[], Awaitable[object]] | None = None,
+        seconds: float = 120.0,
+    ) -> Callable[[int], Awaitable[None]]:
+        """Return what a trainer does before each tensor: at half of them it waits until the engine is
+        sent what has come, for so many seconds, and does `then`."""
+        sent = self.sent
+
+        async def before(count: int) -> None:
+            if count == new.half:
+                await until(lambda: self.sent - sent > SHARE * new.size, seconds)
+                if then is not None:
+                    await then()
+
+        return before
+
+    async def dies_at_half(self, trainer: Trainer, new: Large) -> None:
+        """Push until half of it has come and the engine is sent that, and break off."""
+        sent = self.sent
+        with pytest.raises(BrokenOff):
+            await trainer.push(
+                new, 2, stop_after=new.half, arrived=lambda: self.sent - sent > SHARE * new.size
+            )
+        await self.ends_a_transfer()
+
+    async def ends_a_transfer(self) -> None:
+        """Wait until the transfer that the first push is followed by has ended: bytes count then."""
+        await until(lambda: self.received > self.first.size)
+
+    async def have(self, *adapters: tuple[str, str]) -> None:
+        """Apply adapters of (name, case), one after the other, each until it is ready."""
+        for name, case in adapters:
+            self.chain.adapter(name, case)
+            await until(lambda name=name: self.chain.ready(name), 30)  # type: ignore[misc]
+
     @property
     def received(self) -> int:
         return int(self.sidecar("lorafleet_sidecar_received_bytes_total"))
@@ -187,15 +226,8 @@ async def test_of_a_trainer_that_dies_half_way_the_next_push_goes_on_and_nothing
     scene: Scene,
 ) -> None:
     trainer = await scene.start()
-    new, told, sent, in_use = Large.made(1), scene.told(), scene.sent, scene.in_use
-    with pytest.raises(BrokenOff):
-        await trainer.push(
-            new,
-            2,
-            stop_after=new.half,
-            arrived=lambda: scene.sent - sent > SHARE * new.size,
-        )
-    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    new, told, in_use = Large.made(1), scene.told(), scene.in_use
+    await scene.dies_at_half(trainer, new)
     assert scene.told() == told
     made = await trainer.push(new, 2)
     await until(lambda: scene.serves(made.revision))
@@ -208,18 +240,14 @@ async def test_wrong_bytes_never_reach_an_engine_and_another_push_takes_the_plac
 ) -> None:
     scene.chain.arena_bytes = 4 << 20  # one that serves, one that comes
     trainer = await scene.start()
-    new, told, sent = Large.made(1), scene.told(), scene.sent
+    new, told = Large.made(1), scene.told()
     wrong = Large.made(1)
     name = list(wrong.tensors)[new.half]
     wrong.tensors[name] = bytes(len(wrong.tensors[name]))
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-
     with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has digest"):
-        await trainer.push(wrong, 2, tensor_digests=new.digests, before=before)
-    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+        await trainer.push(wrong, 2, tensor_digests=new.digests, before=scene.at_half(new))
+    await scene.ends_a_transfer()
     assert scene.received < scene.first.size + new.size * (new.half + 1) / len(new.tensors)
     assert scene.told() == told
     other = Large.made(2)
@@ -232,17 +260,15 @@ async def test_an_operator_that_dies_half_way_is_followed_by_one_that_goes_on(
     scene: Scene,
 ) -> None:
     trainer = await scene.start()
-    new, told, sent = Large.made(1), scene.told(), scene.sent
+    new, told = Large.made(1), scene.told()
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            assert scene.chain.operator is not None
-            scene.chain.operator.process.kill()
+    async def then() -> None:
+        assert scene.chain.operator is not None
+        scene.chain.operator.process.kill()
 
     with pytest.raises(grpc.aio.AioRpcError):
-        await trainer.push(new, 2, before=before)
-    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+        await trainer.push(new, 2, before=scene.at_half(new, then))
+    await scene.ends_a_transfer()
     scene.chain.start_operator(**scene.settings)
     await until(lambda: scene.chain.ready("rl"))
     assert scene.told() == told
@@ -253,32 +279,28 @@ async def test_an_operator_that_dies_half_way_is_followed_by_one_that_goes_on(
 
 async def test_a_trainer_that_stands_still_holds_up_no_transfer(scene: Scene) -> None:
     trainer = await scene.start(LORAFLEET_TRANSFERS="1")
-    new, sent = Large.made(1), scene.sent
+    new = Large.made(1)
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            scene.chain.adapter("other")
-            await until(lambda: scene.chain.ready("other"))
+    async def then() -> None:
+        scene.chain.adapter("other")
+        await until(lambda: scene.chain.ready("other"))
 
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, then))
     await until(lambda: scene.serves(made.revision))
 
 
 async def test_an_adapter_that_is_paused_meanwhile_gets_nothing_more(scene: Scene) -> None:
     trainer = await scene.start()
-    new, sent = Large.made(1), scene.sent
+    new = Large.made(1)
     patch = {"metadata": {"annotations": {"lorafleet.dev/paused": "true"}}}
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            scene.chain.custom.patch_namespaced_custom_object(
-                *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", patch)
-            )
-            await until(lambda: scene.received > scene.first.size)  # the transfer has ended
+    async def then() -> None:
+        scene.chain.custom.patch_namespaced_custom_object(
+            *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", patch)
+        )
+        await scene.ends_a_transfer()
 
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, then))
     patch["metadata"]["annotations"]["lorafleet.dev/paused"] = "false"
     scene.chain.custom.patch_namespaced_custom_object(
         *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", patch)
@@ -289,17 +311,13 @@ async def test_an_adapter_that_is_paused_meanwhile_gets_nothing_more(scene: Scen
 
 async def test_an_adapter_that_people_have_applied_is_sent_what_comes_too(scene: Scene) -> None:
     trainer = await scene.start()
-    new, sent = Large.made(1), scene.sent
+    new = Large.made(1)
     applied = {"metadata": {"annotations": {APPLIED: "{}"}}}
     scene.chain.custom.patch_namespaced_custom_object(
         *("lorafleet.dev", "v1alpha1", scene.chain.namespace, "loraadapters", "rl", applied)
     )
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size, 20)
-
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, seconds=20))
     await until(lambda: scene.serves(made.revision))
 
 
@@ -308,18 +326,8 @@ async def test_what_a_trainer_that_died_has_left_gives_way_to_an_adapter_that_co
 ) -> None:
     scene.chain.arena_bytes = 6 << 20  # for three
     trainer = await scene.start()
-    new, sent = Large.made(1), scene.sent
-    with pytest.raises(BrokenOff):
-        await trainer.push(
-            new,
-            2,
-            stop_after=new.half,
-            arrived=lambda: scene.sent - sent > SHARE * new.size,
-        )
-    await until(lambda: scene.received > scene.first.size)  # the transfer has ended
-    for name, case in (("one", "d01-plain-bf16"), ("another", "d02-all-fp32")):
-        scene.chain.adapter(name, case)
-        await until(lambda name=name: scene.chain.ready(name), 30)  # type: ignore[misc]
+    await scene.dies_at_half(trainer, Large.made(1))
+    await scene.have(*TWO)
 
 
 async def test_what_comes_gives_way_to_an_adapter_that_comes_and_finds_no_room(
@@ -327,17 +335,13 @@ async def test_what_comes_gives_way_to_an_adapter_that_comes_and_finds_no_room(
 ) -> None:
     scene.chain.arena_bytes = 6 << 20  # for three
     trainer = await scene.start()
-    new, sent = Large.made(1), scene.sent
+    new = Large.made(1)
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            for name, case in (("one", "d01-plain-bf16"), ("another", "d02-all-fp32")):
-                scene.chain.adapter(name, case)
-                await until(lambda name=name: scene.chain.ready(name), 30)  # type: ignore[misc]
-            scene.chain.delete("loraadapters", "another")
+    async def then() -> None:
+        await scene.have(*TWO)
+        scene.chain.delete("loraadapters", "another")
 
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, then))
     await until(lambda: scene.serves(made.revision))
 
 
@@ -346,15 +350,13 @@ async def test_what_comes_gives_way_to_an_update_that_finds_no_room(scene: Scene
     trainer = await scene.start()
     scene.chain.adapter("one")
     await until(lambda: scene.chain.ready("one"))
-    new, sent, old = Large.made(1), scene.sent, scene.chain.status("one")["digest"]
+    new, old = Large.made(1), scene.chain.status("one")["digest"]
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            scene.chain.put_source("one", "d02-all-fp32")
-            await until(lambda: scene.chain.ready("one", old), 30)
+    async def then() -> None:
+        scene.chain.put_source("one", "d02-all-fp32")
+        await until(lambda: scene.chain.ready("one", old), 30)
 
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, then))
     await until(lambda: scene.serves(made.revision))
 
 
@@ -363,13 +365,11 @@ async def test_who_wants_the_same_content_need_not_wait_for_a_trainer_that_stand
 ) -> None:
     trainer = await scene.start()
     other = replace(trainer, name="other")
-    new, sent = Large.made(1), scene.sent
+    new = Large.made(1)
 
-    async def before(count: int) -> None:
-        if count == new.half:
-            await until(lambda: scene.sent - sent > SHARE * new.size)
-            await other.push(new, 1)
-            await until(lambda: scene.chain.ready("other"), 30)
+    async def then() -> None:
+        await other.push(new, 1)
+        await until(lambda: scene.chain.ready("other"), 30)
 
-    made = await trainer.push(new, 2, before=before)
+    made = await trainer.push(new, 2, before=scene.at_half(new, then))
     await until(lambda: scene.serves(made.revision))
